@@ -1,0 +1,82 @@
+"""The frontend's settings: environment variables TANDEM_…, the same names as flags, printed by --help."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from shared.settings import ModelSettings, ServiceSettings
+
+
+class EnginePoolSettings(BaseModel):
+    """Where one model's engines are."""
+
+    discovery: Literal["static", "dns"] = Field(
+        "static",
+        description="static: engine_addresses as they are; dns: every address of one name, asked again and again.",
+    )
+    engine_addresses: list[str] = Field(
+        default_factory=lambda: ["127.0.0.1:5555"],
+        description="host:port of the engines' links; one name with discovery dns.",
+    )
+
+
+class ServedModel(EnginePoolSettings):
+    """One of several models of a frontend: `--models` takes a JSON list of these."""
+
+    model: str = Field(description="The tokenizer's source: a local folder, or a name on the hub.")
+    served_model_name: list[str] = Field(default_factory=list, description="Names that clients use.")
+    revision: str | None = None
+    reasoning_parser: str | None = None
+    chat_template: Path | None = None
+
+
+class FrontendSettings(ModelSettings, ServiceSettings):
+    """What one frontend process serves. Either one model by the flat fields, or several by `models`."""
+
+    host: str = Field("127.0.0.1", description="Address that HTTP binds.")
+    port: int = Field(8000, ge=0, le=65535, description="Port that HTTP binds; 0 takes a free one.")
+    discovery: Literal["static", "dns"] = Field(
+        "static",
+        description="static: engine_addresses as they are; dns: every address of one name, asked again and again.",
+    )
+    engine_addresses: list[str] = Field(
+        default_factory=lambda: ["127.0.0.1:5555"],
+        description="host:port of the engines' links; one name with discovery dns.",
+    )
+    dns_interval: float = Field(2.0, gt=0, description="Seconds between two look-ups with discovery dns.")
+    routing: Literal["round_robin", "least_loaded"] = Field("least_loaded", description="How an engine is chosen.")
+    models: list[ServedModel] = Field(
+        default_factory=list, description="Several models, as a JSON list, instead of --model."
+    )
+    reasoning_parser: str | None = Field(
+        None, description="Splits thinking from the answer: qwen3, deepseek_r1 or tagged."
+    )
+    reasoning_tags: tuple[str, str] = Field(("<think>", "</think>"), description="The tags of the parser `tagged`.")
+    reasoning_fields: list[Literal["reasoning", "reasoning_content"]] = Field(
+        default_factory=lambda: ["reasoning", "reasoning_content"],
+        description="Fields that carry the reasoning.",
+    )
+    chat_template: Path | None = Field(None, description="A Jinja file instead of the model's own chat template.")
+    api_key: list[str] = Field(
+        default_factory=list, description="Keys that clients must send as a bearer token; none: open to all."
+    )
+    api_key_file: Path | None = Field(None, description="A file of keys, one a line, read at start.")
+    allowed_origins: list[str] = Field(default_factory=list, description="CORS origins; none: CORS is off.")
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger request bodies are refused (413).")
+    max_n: int = Field(64, ge=1, description="Choices of one request at most.")
+    max_stop: int = Field(16, ge=1, description="Stop strings of one request at most.")
+    max_concurrent_requests: int = Field(4096, ge=1, description="Requests in flight in this process; beyond it 429.")
+    max_failovers: int = Field(2, ge=0, description="Engines that may die under one request before it is given up.")
+    heartbeat_interval: float = Field(1.0, gt=0, description="Seconds between heartbeats on an idle link.")
+    heartbeat_timeout: float = Field(
+        5.0, gt=0, description="Seconds of silence after which an engine is taken for dead."
+    )
+    no_engine_timeout: float = Field(
+        10.0, ge=0, description="Seconds that a running stream waits for another engine when none is left."
+    )
+    drain_delay: float = Field(0.0, ge=0, description="Seconds from SIGTERM, not ready, to refusing connections.")
+    shutdown_grace: float = Field(30.0, ge=0, description="Seconds that streams get to finish after SIGTERM.")
+    ready_file: Path | None = Field(
+        None, description="A file that is written, with the bound port as JSON, once HTTP is served."
+    )
