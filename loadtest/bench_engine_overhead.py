@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -61,15 +62,16 @@ def reading_frontend(port: int) -> Iterator[bytes]:
 
 def measure(model: str, num_requests: int, length: int, num_steps: int) -> list[float]:
     """Milliseconds for each of COLUMNS: medians over the decode steps."""
-    settings = EngineSettings(
-        model=model,
-        executor="simulated",
-        max_num_seqs=num_requests,
-        max_num_batched_tokens=1 << 16,
-        num_kv_blocks=num_requests * ((length + num_steps) // 16 + 3),
-        link_port=0,
-        heartbeat_timeout=600,
-    )
+    values: dict[str, Any] = {
+        "model": model,
+        "executor": "simulated",
+        "max_num_seqs": num_requests,
+        "max_num_batched_tokens": 1 << 16,
+        "num_kv_blocks": num_requests * ((length + num_steps) // 16 + 3),
+        "link_port": 0,
+        "heartbeat_timeout": 600,
+    }
+    settings = EngineSettings(**values)
     executor = SimulatedExecutor(settings)
     core = EngineCore(executor, settings)
     inbox: Inbox[FromPeer] = Inbox(1 << 30)

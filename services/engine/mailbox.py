@@ -9,6 +9,10 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
+# What a decoded message takes at least, however few bytes it had on the wire.
+ITEM_BYTES = 512
+
+
 class Inbox(Generic[Item]):
     """What frontends sent, for the loop. `is_full` tells the writer to stop reading from the network: what it
     leaves there waits in ZMQ's and then in TCP's buffers, so that nothing is lost."""
@@ -27,7 +31,7 @@ class Inbox(Generic[Item]):
         """Never waits, and takes the item even when full: control items must not be lost."""
         with self._changed:
             self._items.append(item)
-            self._bytes += num_bytes
+            self._bytes += num_bytes + ITEM_BYTES
             self._changed.notify()
 
     def take_all(self, timeout: float) -> list[Item]:

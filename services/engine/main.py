@@ -193,7 +193,9 @@ def _load(settings: EngineSettings) -> Executor:
         raise
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        logger.info("How it came to the failure:", exc_info=True)
+        # These are raised with a message for people; of any other the line alone would not tell where to look.
+        expected = isinstance(error, (ValueError, OSError, ImportError))
+        logger.log(logging.DEBUG if expected else logging.ERROR, "Loading failed here:", exc_info=True)
         raise EngineStartError(f"The model {settings.model} could not be loaded: {reason}") from error
 
 

@@ -18,9 +18,14 @@ def model() -> Path:
 
 requests = st.fixed_dictionaries(
     {
-        # Few different tokens and lengths, so that prefixes are shared.
-        "prompt": st.lists(st.integers(3, 5), min_size=1, max_size=40),
-        "max_tokens": st.integers(0, 20),
+        # Beginnings of two texts, so that prefixes are shared.
+        "prompt": st.builds(
+            lambda token, length, end: [token + position % 7 for position in range(length)] + end,
+            st.sampled_from([3, 20]),
+            st.integers(1, 18),
+            st.lists(st.integers(3, 40), max_size=2),
+        ),
+        "max_tokens": st.just(0) | st.integers(5, 20),
         "seed": st.integers(0, 1),
         "priority": st.integers(-1, 1),
         "prompt_logprobs": st.none() | st.just(0),
@@ -28,8 +33,9 @@ requests = st.fixed_dictionaries(
 )
 engines = st.fixed_dictionaries(
     {
-        "num_kv_blocks": st.integers(16, 40),
-        "max_num_seqs": st.integers(1, 6),
+        # So few that requests preempt each other.
+        "num_kv_blocks": st.integers(8, 14),
+        "max_num_seqs": st.integers(2, 6),
         "max_num_batched_tokens": st.integers(1, 40),
         "enable_prefix_caching": st.booleans(),
         "block_size": st.integers(2, 5),
@@ -44,7 +50,7 @@ def undisturbed(model: Path, asked: dict) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(engines, st.lists(requests, min_size=1, max_size=8))
+@given(engines, st.lists(requests, min_size=3, max_size=8))
 def test_chunked_cached_and_preempted_equal_undisturbed(model: Path, engine: dict, asked: list[dict]) -> None:
     core = make_core(model, **engine)
     limit = engine["num_kv_blocks"] * engine["block_size"]
@@ -66,11 +72,14 @@ def test_chunked_cached_and_preempted_equal_undisturbed(model: Path, engine: dic
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("add"), requests),
+        st.tuples(st.just("add"), requests),
+        st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("abort"), st.integers(0, 30)),
         st.tuples(st.just("lose peer"), st.integers(0, 1)),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("move"), st.integers(0, 30)),
     ),
+    min_size=10,
     max_size=40,
 )
 
