@@ -5,6 +5,7 @@ under `key`.
 """
 
 import enum
+import sys
 from dataclasses import dataclass, field
 
 from shared.protocol import FinishReason, TokenLogprobs
@@ -50,6 +51,24 @@ class Request:
     num_cached_tokens: int | None = None  # prefix-cache hits at the first admission
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
+
+    # Set once when the request is made, so that a step need not look them up again.
+    stop_ids: frozenset[int] = frozenset()  # eos (unless ignored) and stop_token_ids
+    max_total_tokens: int = sys.maxsize  # len(token_ids) at which it ends: max_tokens or the model's context
+    arrival_index: int = 0  # breaks ties between equal arrival times
+
+    # How far its blocks are shared, and the last shared block's serial (see kv_cache/block_pool).
+    num_stored_blocks: int = 0
+    last_stored_serial: int = 0
+
+    # The chunks' shares so far; None where none are asked for, or the first output has carried them.
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    has_output: bool = False  # whether this engine has sent an output of it
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """The lower runs first, and is preempted last."""
+        return (self.priority, self.arrival_time, self.arrival_index)
 
     @property
     def num_tokens(self) -> int:

@@ -62,3 +62,8 @@ class EngineSettings(ModelSettings, ServiceSettings):
     ready_file: Path | None = Field(
         None, description="A file that is written, with the bound ports as JSON, once the engine serves."
     )
+    step_timeout: float = Field(
+        120.0,
+        gt=0,
+        description="Seconds after which an unfinished step counts as hung: liveness fails, heartbeats stop.",
+    )

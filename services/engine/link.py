@@ -1,0 +1,324 @@
+"""The engine's side of the link: one ROUTER, and the one thread that reads and writes it.
+
+Towards the loop there are an inbox (what frontends sent, decoded) and an outbox (a step's outputs, encoded here);
+neither side waits for the other (`link_items` go through both). `peers` holds what is known of each frontend.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from services.engine.core import OutputsByPeer
+from services.engine.executor.interface import ModelDescription
+from services.engine.kv_cache import BlockEvents
+from services.engine.link_items import CacheContent, Draining, FromPeer, PeerJoined, PeerLeft, StepOutputs, Stop
+from services.engine.mailbox import Inbox, Outbox
+from services.engine.outputs_encoding import encode_outputs
+from services.engine.peers import MAX_PEERS, Peer, RareLog
+from services.engine.router_socket import RouterSocket
+from services.engine.settings import EngineSettings
+from shared.protocol import (
+    MAX_BLOCK_HASHES_PER_MESSAGE,
+    PROTOCOL_VERSION,
+    Abort,
+    Add,
+    FinishReason,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Load,
+    MalformedMessage,
+    ModelLimits,
+    Outputs,
+    RequestOutput,
+    ToFrontend,
+    Welcome,
+    decode_to_engine,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+OLDEST_PROTOCOL_VERSION = max(1, PROTOCOL_VERSION - 1)
+MAX_OUTBOX_STEPS = 10_000
+MESSAGES_PER_PASS = 256
+MAX_HASHES_PER_HEARTBEAT = min(100_000, MAX_BLOCK_HASHES_PER_MESSAGE)
+RETRY_SECONDS = 0.01
+CLOSE_LINGER_SECONDS = 1.0
+
+
+class Link:
+    """Binds in the constructor; `start` begins to answer. `on_end` is called from its thread when that ends, with
+    the exception where one ended it. Heartbeats stop while `is_alive` says that the loop hangs, so that frontends
+    take their requests elsewhere."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        description: ModelDescription,
+        limits: ModelLimits,
+        boot_id: bytes,
+        inbox: Inbox[FromPeer],
+        is_alive: Callable[[], bool],
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        self.num_malformed = 0
+        self.num_peers = 0
+        self._description = description
+        self._limits = limits
+        self._boot_id = boot_id
+        self._inbox = inbox
+        self._is_alive = is_alive
+        self._on_end = on_end
+        self._interval = settings.heartbeat_interval
+        self._timeout = settings.heartbeat_timeout
+        self._outbox: Outbox[StepOutputs | CacheContent | Draining | Stop] = Outbox(MAX_OUTBOX_STEPS)
+        self._load = Load()
+        self._draining = False
+        self._peers: dict[bytes, Peer] = {}
+        self._behind: set[Peer] = set()  # those with a backlog
+        self._rare_log = RareLog(logger)
+        self._router = RouterSocket(settings.link_host, settings.link_port)
+        self.port = self._router.port
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+
+    # From the loop's thread
+
+    def start(self, load: Load) -> None:
+        self._load = load
+        self._thread.start()
+
+    def send_outputs(self, outputs: OutputsByPeer, load: Load, events: BlockEvents) -> None:
+        """One message for each frontend that has outputs; the others learn of the events with a heartbeat."""
+        self._outbox.put(StepOutputs(outputs, load, events))
+
+    def send_cache_content(self, peer: bytes, stored: list[int]) -> None:
+        self._outbox.put(CacheContent(peer, stored))
+
+    def send_goodbye(self, reason: str) -> None:
+        """Tell all frontends, and those that come, that the engine drains."""
+        self._outbox.put(Draining(reason))
+
+    def stop(self, linger: float) -> None:
+        """End the thread once everything is sent, at the latest after `linger` seconds."""
+        self._outbox.put(Stop(linger))
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread's end. False: it has not ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # The link's thread
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._serve()
+        except BaseException as caught:
+            logger.critical("The link's thread failed; the engine ends", exc_info=True)
+            error = caught
+        finally:
+            self._router.close(linger=0.0 if error else CLOSE_LINGER_SECONDS)
+            self._outbox.close()
+            self._on_end(error)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._outbox.descriptor, zmq.POLLIN)
+        reading = False
+        next_tick = last_pass = time.monotonic()
+        while True:
+            if self._inbox.is_full == reading:
+                reading = not reading
+                if reading:
+                    poller.register(self._router.socket, zmq.POLLIN)
+                    self._excuse_silence(self._timeout)
+                else:
+                    poller.unregister(self._router.socket)
+            wait = max(0.0, next_tick - last_pass)
+            if self._behind or not reading:
+                wait = min(wait, RETRY_SECONDS)
+            ready = dict(poller.poll(int(wait * 1000) + 1))
+            now = time.monotonic()
+            if now - last_pass > wait + self._interval:
+                # This thread was held up, not the frontends: what they sent meanwhile is still to be read.
+                self._excuse_silence(now - last_pass)
+            last_pass = now
+            for item in self._outbox.take_all() if self._outbox.descriptor in ready else ():
+                if isinstance(item, Stop):
+                    self._flush(now + item.linger)
+                    return
+                self._send_item(item, now)
+            if self._router.socket in ready:
+                self._read(now)
+            if self._behind:
+                self._retry()
+            if now >= next_tick:
+                next_tick = now + self._interval / 4
+                self._tick(now)
+
+    def _read(self, now: float) -> None:
+        for _ in range(MESSAGES_PER_PASS):
+            if self._inbox.is_full:
+                return
+            frames = self._router.receive()
+            if frames is None:
+                return
+            identity = frames[0]
+            try:
+                if len(frames) != 2:
+                    raise MalformedMessage(f"{len(frames) - 1} frames where one is expected")
+                self._receive(identity, frames[1], now)
+            except MalformedMessage as error:
+                self.num_malformed += 1
+                self._rare_log.warning("Dropped a malformed message of frontend %s: %s", identity.hex(), error)
+
+    def _receive(self, identity: bytes, data: bytes, now: float) -> None:
+        message = decode_to_engine(data)
+        peer = self._peers.get(identity)
+        if isinstance(message, Hello):
+            self._welcome(identity, message, now)
+        elif peer is None:
+            if isinstance(message, Add):
+                # It speaks to a former self of this engine: another must take the request, and HELLO comes first.
+                output = RequestOutput(message.request_id, finish_reason=FinishReason.HANDED_OVER)
+                self._router.send(identity, encode(Outputs([output], self._load)))
+            self._rare_log.warning("Ignored %s of frontend %s: no HELLO", type(message).__name__, identity.hex())
+        else:
+            peer.last_heard = now
+            if isinstance(message, (Add, Abort)):
+                self._inbox.put((identity, message), len(data))
+            elif isinstance(message, Goodbye):
+                logger.info("Frontend %s leaves: %s", peer.name, message.reason or "no reason given")
+                self._forget(peer)
+
+    def _welcome(self, identity: bytes, hello: Hello, now: float) -> None:
+        if hello.boot_id != identity:
+            raise MalformedMessage("HELLO's boot id is not the socket's identity")
+        if hello.protocol_version < OLDEST_PROTOCOL_VERSION:
+            refusal = (
+                f"the frontend speaks version {hello.protocol_version} of the protocol, and this engine "
+                f"{OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}: update the frontend"
+            )
+        elif identity not in self._peers and len(self._peers) >= MAX_PEERS:
+            refusal = f"{MAX_PEERS} frontends are connected already"
+        else:
+            refusal = None
+        if refusal is not None:
+            self._rare_log.warning("Refused frontend %s: %s", identity.hex(), refusal)
+            self._router.send(identity, encode(Goodbye(refusal)))
+            return
+        known = self._peers.pop(identity, None)
+        if known is not None:
+            self._behind.discard(known)
+        peer = Peer(identity, last_heard=now)
+        self._peers[identity] = peer
+        self.num_peers = len(self._peers)
+        # Before the loop learns of it, so that WELCOME precedes any output.
+        self._send(peer, self._welcome_message())
+        self._inbox.put((identity, PeerJoined()), 0)
+        logger.info("Frontend %s is connected%s", peer.name, " again" if known is not None else "")
+
+    def _welcome_message(self) -> Welcome:
+        return Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            boot_id=self._boot_id,
+            model=self._description.name,
+            fingerprint=self._description.fingerprint,
+            limits=self._limits,
+            load=self._load,
+            draining=self._draining,
+        )
+
+    def _send_item(self, item: StepOutputs | CacheContent | Draining, now: float) -> None:
+        if isinstance(item, StepOutputs):
+            self._send_step(item, now)
+        elif isinstance(item, CacheContent):
+            peer = self._peers.get(item.peer)
+            if peer is not None:
+                peer.block_events.replace(item.stored)
+        else:
+            self._draining = True
+            for peer in list(self._peers.values()):
+                self._send(peer, Goodbye(item.reason))
+
+    def _send_step(self, step: StepOutputs, now: float) -> None:
+        self._load = step.load
+        for peer in list(self._peers.values()):
+            if step.events:
+                peer.block_events.add(step.events)
+            outputs = step.outputs.get(peer.identity)
+            if outputs is None:
+                continue
+            stored, evicted = peer.block_events.take(MAX_HASHES_PER_HEARTBEAT) if peer.block_events else ([], [])
+            messages, too_large = encode_outputs(Outputs(outputs, step.load, stored, evicted))
+            if too_large:
+                self._inbox.put((peer.identity, Abort(too_large)), 0)
+            for data in messages:
+                self._send_bytes(peer, data)
+            peer.last_told = now
+
+    def _send(self, peer: Peer, message: ToFrontend) -> None:
+        self._send_bytes(peer, encode(message))
+
+    def _send_bytes(self, peer: Peer, data: bytes) -> None:
+        if not peer.backlog:
+            sent = self._router.send(peer.identity, data)
+            if sent:
+                return
+            if sent is None:
+                self._lose(peer, "its connection is gone")
+                return
+        peer.keep(data)
+        if peer.backlog_is_full:
+            self._lose(peer, f"it does not read: {peer.backlog_bytes} bytes wait for it")
+        else:
+            self._behind.add(peer)
+
+    def _retry(self) -> None:
+        for peer in list(self._behind):
+            while peer.backlog:
+                sent = self._router.send(peer.identity, peer.backlog[0])
+                if sent is None:
+                    self._lose(peer, "its connection is gone")
+                if not sent:
+                    break
+                peer.backlog_bytes -= len(peer.backlog.popleft())
+            if not peer.backlog:
+                self._behind.discard(peer)
+
+    def _tick(self, now: float) -> None:
+        """Find the silent, and tell those that were told nothing for a while that the engine lives."""
+        alive = self._is_alive()
+        for peer in list(self._peers.values()):
+            if now - peer.last_heard > self._timeout:
+                self._lose(peer, f"nothing was heard of it for {self._timeout:g} s")
+            elif alive and now - peer.last_told >= self._interval:
+                stored, evicted = peer.block_events.take(MAX_HASHES_PER_HEARTBEAT)
+                peer.last_told = now
+                self._send(peer, Heartbeat(self._load, stored, evicted))
+
+    def _excuse_silence(self, seconds: float) -> None:
+        for peer in self._peers.values():
+            peer.last_heard += seconds
+
+    def _lose(self, peer: Peer, reason: str) -> None:
+        if self._peers.get(peer.identity) is peer:
+            logger.warning("Frontend %s is taken for dead, its requests are aborted: %s", peer.name, reason)
+            self._forget(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        self._behind.discard(peer)
+        peer.backlog.clear()
+        del self._peers[peer.identity]
+        self.num_peers = len(self._peers)
+        self._inbox.put((peer.identity, PeerLeft()), 0)
+
+    def _flush(self, until: float) -> None:
+        while self._behind and time.monotonic() < until:
+            self._retry()
+            if self._behind:
+                time.sleep(RETRY_SECONDS)

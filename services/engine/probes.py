@@ -1,0 +1,77 @@
+"""The engine's small HTTP port for Kubernetes and Prometheus: /health/live, /health/ready, /metrics.
+
+It answers from threads of its own, so that it also answers while the model loads or a step hangs.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+logger = logging.getLogger(__name__)
+
+SOCKET_TIMEOUT = 10.0
+
+# Why it is not alive, or not ready; None where it is.
+Verdict = Callable[[], str | None]
+
+
+class ProbesBindError(Exception):
+    """The port cannot be bound. The message says which and why."""
+
+
+class Probes:
+    """Binds in the constructor, answers from `start` on."""
+
+    def __init__(
+        self, host: str, port: int, unhealthy: Verdict, not_ready: Verdict, registry: CollectorRegistry
+    ) -> None:
+        class Handler(_Handler):
+            answers = {  # noqa: RUF012
+                "/health/live": lambda: _answer_health(unhealthy()),
+                "/health/ready": lambda: _answer_health(not_ready()),
+                "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+            }
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            raise ProbesBindError(
+                f"The probes' port {port} on {host} cannot be bound: {error}. "
+                "Choose others with --probe-host and --probe-port (0 takes a free port)."
+            ) from error
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+def _answer_health(trouble: str | None) -> tuple[int, str, bytes]:
+    return (200, "text/plain", b"ok\n") if trouble is None else (503, "text/plain", f"{trouble}\n".encode())
+
+
+class _Handler(BaseHTTPRequestHandler):
+    answers: dict[str, Callable[[], tuple[int, str, bytes]]]
+    protocol_version = "HTTP/1.1"
+    timeout = SOCKET_TIMEOUT
+
+    def do_GET(self) -> None:
+        answer = self.answers.get(self.path.partition("?")[0])
+        status, content_type, body = answer() if answer else (404, "text/plain", b"not found\n")
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        logger.debug("probes: " + format, *args)
