@@ -72,9 +72,7 @@ class PieceDetokenizer:
                     partial = b""
                 texts.append(piece)
             else:
-                data = partial + piece  # pyright: ignore[reportOperatorIssue]
-                text, consumed = utf_8_decode(data, "replace", False)
-                partial = data[consumed:]
+                text, partial = _decode(partial + piece)  # pyright: ignore[reportOperatorIssue]
                 texts.append(text)
         self._partial = partial
         text = "".join(texts)
@@ -96,6 +94,16 @@ class PieceDetokenizer:
         return text
 
 
+def _decode(data: bytes) -> tuple[str, bytes]:
+    """The text of the bytes, and the incomplete character that they end with."""
+    text, consumed = utf_8_decode(data, "replace", False)
+    partial = data[consumed:]
+    # Python waits for the third byte of a surrogate too, for the sake of an error handler that lets them through.
+    if len(partial) == 2 and partial[0] == 0xED and partial[1] >= 0xA0:
+        return text + 2 * REPLACEMENT, b""
+    return text, partial
+
+
 def _partial_tail(pieces: TokenPieces, token_ids: Sequence[int]) -> bytes:
     """The bytes of the last character, where the tokens end within it. Only the last few tokens are looked at."""
     tail = b""
@@ -107,8 +115,7 @@ def _partial_tail(pieces: TokenPieces, token_ids: Sequence[int]) -> bytes:
             break
         if len(tail) >= _LONGEST_PARTIAL:
             break
-    tail = tail[-_LONGEST_PARTIAL:]
-    return tail[utf_8_decode(tail, "replace", False)[1] :]
+    return _decode(tail[-_LONGEST_PARTIAL:])[1]
 
 
 class WindowDetokenizer:
