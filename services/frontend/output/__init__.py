@@ -1,0 +1,1 @@
+"""From token ids to what a client reads: detokenizer, stop strings, reasoning, and the collector that holds it."""

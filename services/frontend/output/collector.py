@@ -1,0 +1,94 @@
+"""Holds what one HTTP request has not read yet, for all its choices: processors put, the response's writer gets.
+
+A slow client gets fewer, larger deltas and never less text: what is unread is merged, so the number of objects grows
+with the logarithm of the tokens, and no character is copied more often than that.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from services.frontend.generation import GenerationError
+from shared.protocol import FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Delta:
+    """What became known of one choice since the client last read.
+
+    Text may be held back (half a character, what may be a stop string or a tag), so the text of `token_ids`
+    can come with a later delta; ids and logprobs travel with the delta in which they arrived.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    token_ids: list[int] = field(default_factory=list)  # all new ones, reasoning included
+    logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, where asked
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int = 0  # in total so far
+    reasoning_tokens: int = 0  # in total so far
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: GenerationError | None = None
+
+    def merge(self, other: "Delta") -> "Delta":
+        """This delta and the one right after it, as one. Neither is changed: their lists may be shared."""
+        return Delta(
+            self.content + other.content,
+            self.reasoning + other.reasoning,
+            self.token_ids + other.token_ids,
+            self.logprobs + other.logprobs if self.logprobs and other.logprobs else self.logprobs or other.logprobs,
+            other.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
+            other.cached_tokens if self.cached_tokens is None else self.cached_tokens,
+            other.completion_tokens,
+            other.reasoning_tokens,
+            other.finish_reason if self.finish_reason is None else self.finish_reason,
+            other.stop_reason if self.stop_reason is None else self.stop_reason,
+            other.error if self.error is None else self.error,
+        )
+
+
+class Collector:
+    """All choices of one HTTP request. Everything runs on the event loop; there is one reader."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._unread: list[list[Delta]] = [[] for _ in range(num_choices)]
+        self._running = set(range(num_choices))
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Every choice has finished or failed, and all of it was read."""
+        return not self._running and not any(self._unread)
+
+    def put(self, index: int, delta: Delta) -> None:
+        """Add to a choice. Never blocks; wakes the reader at most once until it has read."""
+        unread = self._unread[index]
+        # Only runs of similar size are merged, as in a binary counter: merging into one growing string would copy
+        # all that is unread for every token.
+        while unread and len(unread[-1].token_ids) <= len(delta.token_ids):
+            delta = unread.pop().merge(delta)
+        unread.append(delta)
+        if delta.finish_reason is not None or delta.error is not None:
+            self._running.discard(index)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def get(self) -> list[tuple[int, Delta]]:
+        """Wait until something is there, and take all of it, in choice order; an empty list once all is done."""
+        while not any(self._unread):
+            if not self._running:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        ready: list[tuple[int, Delta]] = []
+        for index, unread in enumerate(self._unread):
+            if unread:
+                delta = unread.pop()
+                while unread:
+                    delta = unread.pop().merge(delta)
+                ready.append((index, delta))
+        return ready
