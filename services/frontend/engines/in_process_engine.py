@@ -73,6 +73,7 @@ class InProcessEngine:
         self.draining = False
         self.overloaded = False
         self.answers_hello = True
+        self.drops_at_hello = True  # or leave it to the frontend to abort what it had here before
         self.added: list[Add] = []
         self.violations: list[str] = []  # what a frontend must never do
         self.send: Callable[[bytes, bytes], None] = lambda peer, data: None
@@ -93,11 +94,14 @@ class InProcessEngine:
             if message.boot_id != identity:
                 self.violations.append("the identity is not the boot id")
             if self.answers_hello:
-                self.peers.setdefault(identity, _Peer())
+                peer = self.peers.setdefault(identity, _Peer())
+                if self.drops_at_hello:
+                    peer.requests.clear()
                 self.post(identity, self._welcome())
         elif identity not in self.peers:
             if isinstance(message, Add):
-                self.violations.append("ADD before WELCOME")
+                output = RequestOutput(message.request_id, finish_reason=FinishReason.HANDED_OVER)
+                self.post(identity, Outputs([output], self.load))
         elif isinstance(message, Add):
             self._add(identity, self.peers[identity], message)
         elif isinstance(message, Abort):
@@ -123,6 +127,10 @@ class InProcessEngine:
     def heartbeat(self) -> None:
         for identity in list(self.peers):
             self.post(identity, Heartbeat(self.load))
+
+    def forget_frontends(self) -> None:
+        """Take every frontend for dead, as after a long silence."""
+        self.peers.clear()
 
     def drain(self) -> None:
         """Say GOODBYE, and take nothing new."""
