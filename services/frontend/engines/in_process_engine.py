@@ -26,6 +26,7 @@ from shared.protocol import (
     decode_to_engine,
     encode,
     new_boot_id,
+    pack_token_ids,
     unpack_token_ids,
 )
 
@@ -34,7 +35,7 @@ EOS_TOKEN_ID = 0
 
 def next_token(token_ids: list[int], vocab_size: int) -> int:
     """The token that follows, eos among them about once in `vocab_size`."""
-    return zlib.crc32(repr(token_ids).encode()) % vocab_size
+    return zlib.crc32(pack_token_ids(token_ids)) % vocab_size
 
 
 def undisturbed_run(prompt_token_ids: list[int], max_tokens: int, vocab_size: int = 50) -> list[int]:
