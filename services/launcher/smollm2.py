@@ -45,6 +45,8 @@ def ensure_smollm2(cache: Path | None = None) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{NAME}.lock"):
         if not is_whole_checkpoint(folder):  # another process may have done it while this one waited
+            for abandoned in cache.glob(f".{NAME}-*"):  # a process was killed in the middle
+                shutil.rmtree(abandoned, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=cache) as scratch:
                 _fetch_and_convert(Path(scratch), folder)
     return folder
