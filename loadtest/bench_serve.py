@@ -31,7 +31,41 @@ from services.launcher.smollm2 import ensure_smollm2
 
 OUTPUT_TOKENS = 64
 PROMPT_TOKENS = {"short": 30, "long": 500}
-WORDS = ["river", "mountain", "window", "market", "garden", "letter", "silver", "morning", "planet", "engine", "bridge", "harvest", "winter", "paper", "station", "island", "music", "forest", "doctor", "village", "machine", "history", "kitchen", "summer", "ocean", "valley", "picture", "journey", "captain", "library"]
+# Common enough that most are one token.
+WORDS = (
+    "river",
+    "mountain",
+    "window",
+    "market",
+    "garden",
+    "letter",
+    "silver",
+    "morning",
+    "planet",
+    "engine",
+    "bridge",
+    "winter",
+    "paper",
+    "station",
+    "island",
+    "music",
+    "forest",
+    "doctor",
+    "village",
+    "machine",
+    "history",
+    "kitchen",
+    "summer",
+    "ocean",
+    "valley",
+    "picture",
+    "journey",
+    "captain",
+    "library",
+    "harvest",
+    "number",
+    "water",
+)
 
 
 @dataclass(slots=True)

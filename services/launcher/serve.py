@@ -20,13 +20,13 @@ from services.frontend.settings import FrontendSettings
 from services.launcher.settings import ServeSettings, child_environment
 from services.launcher.smollm2 import NAME as DEFAULT_MODEL
 from services.launcher.smollm2 import ModelFetchError, ensure_smollm2
-from services.launcher.sockets import PortTaken, answers_ready, engine_ports, listen, reachable_host
+from services.launcher.sockets import PortTaken, ReservedPorts, answers_ready, listen, reachable_host
 from services.launcher.supervisor import Child, Supervisor, say
 
 _POLL_INTERVAL = 0.1  # seconds
 _PROGRESS_INTERVAL = 10.0  # seconds
-# Over the child's own grace, so that it is the child that decides how its requests end.
-_EXTRA_GRACE = 5.0  # seconds
+# Over the child's own grace and what it needs to end afterwards: it is the child that decides how its requests end.
+_EXTRA_GRACE = 30.0  # seconds
 
 
 def run(settings: ServeSettings) -> int:
@@ -37,8 +37,12 @@ def run(settings: ServeSettings) -> int:
             settings.ready_file.unlink(missing_ok=True)
         with listen(settings.host, settings.port) as http_socket:
             settings = _with_default_model(settings)
-            with tempfile.TemporaryDirectory(prefix="tandem-") as scratch:
-                engines = _engines(settings, Path(scratch))
+            with (
+                tempfile.TemporaryDirectory(prefix="tandem-") as scratch,
+                _link_ports(settings) as link_ports,
+                _probe_ports(settings) as probe_ports,
+            ):
+                engines = _engines(settings, link_ports.ports, probe_ports.ports, Path(scratch))
                 frontends = _frontends(settings, engines, http_socket.fileno(), Path(scratch))
                 return asyncio.run(_serve(settings, engines, frontends, http_socket))
     except (PortTaken, ModelFetchError) as error:
@@ -60,14 +64,17 @@ def _with_default_model(settings: ServeSettings) -> ServeSettings:
     return settings.model_copy(update=defaults)
 
 
-def _engines(settings: ServeSettings, scratch: Path) -> list[Child]:
-    fields_set = settings.model_fields_set
-    link_ports = engine_ports(
-        settings.engines, settings.link_port if "link_port" in fields_set else None, settings.link_host
-    )
-    probe_ports = engine_ports(
-        settings.engines, settings.probe_port if "probe_port" in fields_set else None, settings.probe_host
-    )
+def _link_ports(settings: ServeSettings) -> ReservedPorts:
+    first = settings.link_port if "link_port" in settings.model_fields_set else None
+    return ReservedPorts(settings.engines, first, settings.link_host)
+
+
+def _probe_ports(settings: ServeSettings) -> ReservedPorts:
+    first = settings.probe_port if "probe_port" in settings.model_fields_set else None
+    return ReservedPorts(settings.engines, first, settings.probe_host)
+
+
+def _engines(settings: ServeSettings, link_ports: list[int], probe_ports: list[int], scratch: Path) -> list[Child]:
     # Two engines with a thread for every core would spin against each other, and against the frontends.
     threads = settings.threads or max(1, _usable_cores() // settings.engines)
     engines = []

@@ -5,9 +5,10 @@ refused while a frontend restarts, and whichever frontend is free takes the next
 """
 
 import asyncio
-import contextlib
 import errno
 import socket
+import sys
+from typing import Self
 
 _BACKLOG = 2048
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
@@ -28,18 +29,47 @@ def listen(host: str, port: int) -> socket.socket:
         raise
 
 
-def engine_ports(count: int, first: int | None, host: str) -> list[int]:
-    """`first`, `first` + 1 …, where one was asked for (none of them may be taken), else free ones."""
-    with contextlib.ExitStack() as held:  # held together, so that no two are the same
-        ports = []
+class ReservedPorts:
+    """Ports kept for the engines, which bind them only once their model is loaded, and again after a restart.
+
+    A bound socket that never listens keeps the kernel from giving the port to anybody else, while Linux lets an
+    engine that sets SO_REUSEADDR, as ZMQ and http.server do, listen on it. Elsewhere the ports are only looked up.
+    """
+
+    def __init__(self, count: int, first: int | None, host: str) -> None:
+        """`first`, `first` + 1 … where one was asked for, else free ones. Raises PortTaken."""
+        self.ports: list[int] = []
+        self._held: list[socket.socket] = []
         for index in range(count):
             wanted = first + index if first else 0
             try:
-                sock = held.enter_context(socket.create_server((host, wanted)))
+                if wanted:
+                    socket.create_server((host, wanted)).close()  # does anybody listen there?
+                self._reserve(host, wanted)
             except OSError as error:
+                self.release()
                 raise PortTaken(f"port {wanted} of {host}, for engine {index}, cannot be bound: {error}") from error
-            ports.append(sock.getsockname()[1])
-        return ports
+        if sys.platform != "linux":
+            self.release()
+
+    def _reserve(self, host: str, port: int) -> None:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        held = socket.socket(family, socket.SOCK_STREAM)
+        self._held.append(held)
+        held.bind((host, port))  # without SO_REUSEADDR first, so that a free port is nobody else's reservation
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.ports.append(held.getsockname()[1])
+
+    def release(self) -> None:
+        for held in self._held:
+            held.close()
+        self._held.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 async def answers_ready(host: str, port: int) -> bool:
