@@ -74,10 +74,10 @@ async def soak(server: ServerProcess) -> dict[str, int]:
             ways[way] = ways.get(way, 0) + 1
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=CONCURRENCY)
-    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(CONCURRENCY):
-                workers.create_task(worker(client))
+    client = httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits)
+    async with client, asyncio.TaskGroup() as workers:
+        for _ in range(CONCURRENCY):
+            workers.create_task(worker(client))
     return ways
 
 
