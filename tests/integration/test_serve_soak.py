@@ -85,7 +85,7 @@ def test_after_2000_requests_every_block_is_free(smollm2: Path, start_server: St
     # Few blocks and a small budget: chunked prefill and preemption happen all the time.
     server = start_server(
         *("--executor", "simulated", "--simulated-step-ms", "1", "--log-level", "warning"),
-        *("--num-kv-blocks", "160", "--max-num-seqs", "24", "--max-num-batched-tokens", "256"),
+        *("--num-kv-blocks", "48", "--max-num-seqs", "24", "--max-num-batched-tokens", "256"),
         *("--max-model-len", "512"),
     )
     ways = asyncio.run(soak(server))
