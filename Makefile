@@ -1,5 +1,6 @@
 # make serve   serve a model on this machine      make test   every test        make lint   every check of the code
-# make bench   measure the speed                  make clean  what was built, the environment included
+# make bench   measure the speed     make docs   write docs/configuration.md anew     make format  lay out the code
+# make clean   remove what was built, the environment included
 #
 # Python 3.11 or newer with its venv module, git and a C compiler are all that must be there.
 
@@ -20,7 +21,7 @@ TESTS     ?= tests
 SERVE_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(FRONTENDS),--frontends $(FRONTENDS)) \
 	$(if $(ENGINES),--engines $(ENGINES)) $(if $(PORT),--port $(PORT)) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(ARGS)
 
-.PHONY: serve test lint format bench clean help
+.PHONY: serve test lint format docs bench clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -42,6 +43,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m docs.generate_configuration
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m loadtest.bench_serve $(ARGS)
@@ -66,3 +70,6 @@ $(VENV)/.created:
 		|| { echo "$(PYTHON) lacks its venv module (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
+
+# The chart's and the images' own targets.
+-include make/*.mk

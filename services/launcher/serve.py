@@ -23,7 +23,7 @@ from services.launcher.smollm2 import ModelFetchError, ensure_smollm2
 from services.launcher.sockets import PortTaken, ReservedPorts, answers_ready, listen, reachable_host
 from services.launcher.supervisor import Child, Supervisor, say
 
-_POLL_INTERVAL = 0.1  # seconds
+_POLL_INTERVAL = 0.25  # seconds
 _PROGRESS_INTERVAL = 10.0  # seconds
 # Over the child's own grace and what it needs to end afterwards: it is the child that decides how its requests end.
 _EXTRA_GRACE = 30.0  # seconds
@@ -174,7 +174,8 @@ def _announce(settings: ServeSettings, engines: list[Child], frontends: list[Chi
     host = reachable_host(settings.host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     model = settings.served_model_name[0] if settings.served_model_name else settings.model
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": model, "messages": messages, "temperature": 0})
     key = " \\\n    -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.api_key_file else ""
     processes = (
         f"{len(frontends)} frontend{'s' * (len(frontends) > 1)}, {len(engines)} engine{'s' * (len(engines) > 1)}"
