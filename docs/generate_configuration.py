@@ -45,7 +45,7 @@ def _table(settings: type[BaseSettings], names: set[str]) -> str:
         if name in names:
             flag = f"`--{name.replace('_', '-')}`<br>`TANDEM_{name.upper()}`"
             lines.append(
-                f"| {flag} | {_value(field.annotation)} | {_default(name, field)} | {field.description or ''} |"
+                f"| {flag} | {_value(field.annotation)} | {_default(name, field)} | {_description(name, field)} |"
             )
     return "\n".join(lines)
 
