@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from loadtest.server_process import ServerProcess, tandem_serve
+from loadtest.stream_client import RequestFailed, run_closed_loop
 
 MODEL = "SmolLM2-135M-Instruct"
 TEXTS = [
@@ -99,3 +100,13 @@ def test_the_default_model_answers_to_its_names(client: openai.OpenAI) -> None:
     assert MODEL in names
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="another", prompt="x")
+
+
+def test_the_benchmarks_client_counts_what_came(server: ServerProcess) -> None:
+    bodies = [{"model": MODEL, "prompt": f"{index} one", "max_tokens": 9, "ignore_eos": True} for index in range(20)]
+    timings = asyncio.run(run_closed_loop("127.0.0.1", server.port, bodies, concurrency=4))
+    assert [timing.completion_tokens for timing in timings] == [9] * 20
+    assert all(0 < timing.first_token <= timing.seconds for timing in timings)
+    with pytest.raises(ExceptionGroup) as failed:
+        asyncio.run(run_closed_loop("127.0.0.1", server.port, [{"model": "another", "prompt": "x"}], concurrency=1))
+    assert failed.group_contains(RequestFailed, match="404")
