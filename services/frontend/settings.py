@@ -80,3 +80,8 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     ready_file: Path | None = Field(
         None, description="A file that is written, with the bound port as JSON, once HTTP is served."
     )
+    listen_fd: int | None = Field(
+        None,
+        ge=0,
+        description="An inherited listening socket to serve instead of host and port; several processes may share one.",
+    )

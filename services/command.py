@@ -1,0 +1,124 @@
+"""The `tandem` command: `tandem serve` for one machine, `tandem frontend` and `tandem engine` as the pods run them.
+
+Each service is imported only when it is asked for: a frontend's image has no torch, an engine's no tokenizer.
+"""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsError
+
+from services.launcher.parent_death import end_with_parent
+
+USAGE = """\
+usage: tandem COMMAND [flags]
+
+commands:
+  serve      frontends and engines as processes of this machine, on loopback
+  frontend   one frontend: HTTP, chat templates, tokenizing, detokenizing
+  engine     one engine: scheduler, KV cache, model, sampler
+
+`tandem COMMAND --help` shows a command's flags and the environment variable of each."""
+
+Settings = TypeVar("Settings", bound=BaseSettings)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (2 for a command line or setting that makes no sense)."""
+    end_with_parent()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    command = arguments[0] if arguments else ""
+    if command in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if command in ("-V", "--version"):
+        print(f"tandem {_version()}")
+        return 0
+    runners = {"serve": _serve, "frontend": _frontend, "engine": _engine}
+    if command not in runners:
+        likely = difflib.get_close_matches(command, runners, n=1)
+        hint = f" (did you mean {likely[0]!r}?)" if likely else ""
+        print(
+            f"tandem: {f'there is no command {command!r}{hint}' if command else 'a command is needed'}\n\n{USAGE}",
+            file=sys.stderr,
+        )
+        return 2
+    return runners[command](arguments[1:])
+
+
+def _serve(arguments: list[str]) -> int:
+    from services.launcher.settings import ServeSettings
+
+    settings = read_settings(ServeSettings, "tandem serve", arguments)
+    from services.launcher.serve import run
+
+    return run(settings)
+
+
+def _frontend(arguments: list[str]) -> int:
+    from services.frontend.settings import FrontendSettings
+
+    settings = read_settings(FrontendSettings, "tandem frontend", arguments)
+    if not settings.model and not settings.models:
+        _refuse("tandem frontend", ["--model (or TANDEM_MODEL) is needed: a local folder, or a name on the hub"])
+    from services.frontend.main import run
+
+    return run(settings)
+
+
+def _engine(arguments: list[str]) -> int:
+    from services.engine.settings import EngineSettings
+
+    settings = read_settings(EngineSettings, "tandem engine", arguments)
+    if not settings.model:
+        _refuse("tandem engine", ["--model (or TANDEM_MODEL) is needed: a local folder, or a name on the hub"])
+    from services.engine.main import run
+
+    return run(settings)
+
+
+def read_settings(settings_class: type[Settings], program: str, arguments: list[str]) -> Settings:
+    """Flags, then TANDEM_… variables, then defaults. Prints what is wrong and exits with 2 where something is."""
+    source = CliSettingsSource[Any](settings_class, cli_prog_name=program, cli_show_env_vars=True)
+    parser = source.root_parser
+    parser.usage = f"{program} [flags]"  # forty flags in a row would hide the error below them
+    parser.allow_abbrev = False  # an abbreviation would change its meaning as flags are added
+    try:
+        return CliApp.run(settings_class, cli_args=arguments, cli_settings_source=source)
+    except ValidationError as error:
+        _refuse(program, [_describe(problem) for problem in error.errors(include_url=False)])
+    except SettingsError as error:
+        _refuse(program, [f'{error} (in a variable, a list is JSON: TANDEM_API_KEY=\'["first", "second"]\')'])
+
+
+def _describe(problem: Any) -> str:
+    """One of pydantic's errors, under the names that the user wrote. Keys are not repeated."""
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    name, *rest = (str(part) for part in problem["loc"])
+    value = "" if "key" in name or isinstance(problem["input"], dict) else f", not {problem['input']!r}"
+    place = "".join(f"[{part}]" for part in rest)
+    return f"--{name.replace('_', '-')}{place} (or TANDEM_{name.upper()}): {message}{value}"
+
+
+def _refuse(program: str, problems: list[str]) -> NoReturn:
+    for problem in problems:
+        print(f"{program}: {problem}", file=sys.stderr)
+    print(f"`{program} --help` shows every flag.", file=sys.stderr)
+    sys.exit(2)
+
+
+def _version() -> str:
+    try:
+        return version("tandem")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
