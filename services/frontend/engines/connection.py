@@ -1,0 +1,360 @@
+"""One engine as this process sees it: HELLO and WELCOME, heartbeats, its load, and the requests that it has.
+
+    CONNECTING ──WELCOME──▶ READY ──GOODBYE──▶ DRAINING
+        ▲  └──refused──▶ REFUSED   │               │
+        └── link down, silence, a malformed message, a new boot id ──┘
+
+`link` carries its bytes, `dispatch` gives it requests, `pool` owns it and calls `tick`.
+"""
+
+import enum
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from services.frontend.engines.in_flight import InFlight
+from services.frontend.engines.link import Transport
+from services.frontend.engines.load import EngineLoad
+from shared.protocol import (
+    MAX_REQUESTS_PER_MESSAGE,
+    PROTOCOL_VERSION,
+    Abort,
+    FinishReason,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    MalformedMessage,
+    Outputs,
+    RequestOutput,
+    ToEngine,
+    ToFrontend,
+    Welcome,
+    decode_to_frontend,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_MALFORMED_LOG_INTERVAL = 10.0  # seconds
+
+
+class ConnectionState(enum.Enum):
+    CONNECTING = enum.auto()  # no WELCOME yet, or the engine was lost and is sought again
+    READY = enum.auto()
+    DRAINING = enum.auto()  # finishes what it has, takes nothing new
+    REFUSED = enum.auto()  # answers, but must not be used
+    CLOSED = enum.auto()
+
+
+class ConnectionOwner(Protocol):
+    """Whom a connection tells what became of it and of its requests."""
+
+    def refusal(self, connection: "EngineConnection", welcome: Welcome) -> str | None:
+        """Why this engine must not be used, or None. May close the connection."""
+        ...
+
+    def state_changed(self, connection: "EngineConnection") -> None:
+        """Its state, or whether it can take a request, is another than before."""
+        ...
+
+    def lost(self, connection: "EngineConnection", requests: list[InFlight], died: bool) -> None:
+        """The engine has these no longer. `died`: it went without notice."""
+        ...
+
+    def returned(self, connection: "EngineConnection", request: InFlight, reason: FinishReason) -> None:
+        """The engine gave this back: OVERLOADED or HANDED_OVER."""
+        ...
+
+    def finished(self, request: InFlight) -> None:
+        """The sink has all that it will get."""
+        ...
+
+
+class EngineConnection:
+    """Every method belongs to the event loop's thread. Times are of `clock`, in seconds."""
+
+    def __init__(
+        self,
+        address: str,
+        boot_id: bytes,
+        owner: ConnectionOwner,
+        transport: Transport,
+        heartbeat_interval: float,
+        heartbeat_timeout: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.address = address
+        self.state = ConnectionState.CONNECTING
+        self.retired = False  # discovery no longer names it: nothing new, and closed when empty
+        self.welcome: Welcome | None = None  # the last one, which may be of an engine since lost
+        self.load = EngineLoad()
+        self.in_flight: dict[int, InFlight] = {}
+        self.lost_at = -math.inf
+        self.stale_outputs = 0
+        self.malformed_messages = 0
+        self._boot_id = boot_id
+        self._owner = owner
+        self._clock = clock
+        self._heartbeat_interval = heartbeat_interval
+        self._heartbeat_timeout = heartbeat_timeout
+        # Wire ids that this engine, should it live, must still be told to stop. Bounded by what it had.
+        self._pending_aborts: set[int] = set()
+        self._link_is_up = False
+        self._blocked_since: float | None = None
+        self._greeted_at: float | None = None
+        self._last_hello = -math.inf
+        self._last_heard = -math.inf
+        self._last_sent = -math.inf
+        self._malformed_logged = -math.inf
+        self._refused_for: tuple[bytes, str] | None = None
+        self._link = transport.open(address, boot_id, self)
+
+    def __repr__(self) -> str:
+        return f"engine {self.address} ({self.state.name.lower()}, {len(self.in_flight)} in flight)"
+
+    # What dispatch and pool ask of it.
+
+    @property
+    def can_take_requests(self) -> bool:
+        return self.state is ConnectionState.READY and not self.retired and self._blocked_since is None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.state is ConnectionState.READY or self.state is ConnectionState.DRAINING
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights that it serves, or served last."""
+        return self.welcome.fingerprint if self.welcome is not None else ""
+
+    def add(self, request: InFlight, wire_id: int) -> bool:
+        """Send the request to this engine under `wire_id`. False: it takes nothing now."""
+        assert self.welcome is not None
+        request.wire_id = wire_id
+        if not self._send(request.add_message()):
+            return False
+        request.connection = self
+        request.fingerprint = self.welcome.fingerprint
+        self.in_flight[wire_id] = request
+        self.load.sent(request.num_tokens)
+        return True
+
+    def abort(self, request: InFlight) -> None:
+        """Have the engine stop; at once, or as soon as it takes messages again."""
+        if self.in_flight.pop(request.wire_id, None) is not None:
+            self._pending_aborts.add(request.wire_id)
+            self._flush_aborts()
+
+    def greet(self) -> None:
+        """Say HELLO. The WELCOME decides anew whether the engine is used."""
+        if not self._link_is_up:
+            return
+        now = self._clock()
+        self._last_hello = now
+        if self._greeted_at is None:
+            self._greeted_at = now
+        self._send(Hello(protocol_version=PROTOCOL_VERSION, boot_id=self._boot_id))
+
+    def close(self, farewell: str | None = None) -> None:
+        """Stop for good. `farewell` makes the engine abort whatever this process still has there."""
+        if self.state is ConnectionState.CLOSED:
+            return
+        if farewell is not None and self._link_is_up:
+            self._send(Goodbye(farewell))
+        requests = self._take_requests()
+        self.state = ConnectionState.CLOSED
+        self._link.close()
+        if requests:
+            self._owner.lost(self, requests, died=False)
+        self._owner.state_changed(self)
+
+    def tick(self, punctual: bool) -> None:
+        """Notice silence, break our own, repeat what could not be sent. Called twice a heartbeat interval or more.
+
+        `punctual` is False after this process itself was held up: the silence may then be its own."""
+        now = self._clock()
+        if self.state is ConnectionState.CLOSED or not self._link_is_up:
+            return
+        if self.is_serving:
+            self._flush_aborts()
+            if punctual and now - self._last_heard >= self._heartbeat_timeout:
+                self._lose(f"it was silent for {now - self._last_heard:.1f} s", reset=True)
+            elif self._blocked_since is not None and now - self._blocked_since >= self._heartbeat_timeout:
+                self._lose(f"it took no message for {now - self._blocked_since:.1f} s", reset=True)
+            elif now - self._last_sent >= self._heartbeat_interval or self._blocked_since is not None:
+                self._send(Heartbeat())
+        elif self.state is ConnectionState.CONNECTING:
+            if self._greeted_at is not None and now - self._greeted_at >= self._heartbeat_timeout:
+                # A peer that never answers may be a half-open connection: a fresh one tells.
+                self._reset_link()
+            elif now - self._last_hello >= self._heartbeat_interval:
+                self.greet()
+
+    # What the link tells.
+
+    def link_up(self) -> None:
+        if self._link_is_up and self.is_serving:
+            self._lose("it connected anew", reset=False)
+        self._link_is_up = True
+        self._blocked_since = self._greeted_at = None
+        self.state = ConnectionState.CONNECTING
+        self.greet()
+
+    def link_down(self, reason: str) -> None:
+        self._link_is_up = False
+        if self.is_serving:
+            self._lose(reason, reset=False)
+        self.state = ConnectionState.CONNECTING
+
+    def link_received(self, data: bytes) -> None:
+        try:
+            self._on_message(decode_to_frontend(data))
+        except MalformedMessage as error:
+            self._on_malformed(error)
+        except Exception:
+            logger.exception("a message of engine %s could not be handled", self.address)
+            if self.is_serving:
+                self._lose("a message of it could not be handled and may have held tokens", reset=True)
+
+    def _on_message(self, message: ToFrontend) -> None:
+        self._last_heard = self._clock()
+        if isinstance(message, Outputs):
+            self.load.update(message.load)
+            self._deliver(message.outputs)
+        elif isinstance(message, Heartbeat):
+            if message.load is not None:
+                self.load.update(message.load)
+        elif isinstance(message, Welcome):
+            self._on_welcome(message)
+        elif self.state is ConnectionState.READY:
+            logger.info("engine %s drains: %s", self.address, message.reason or "no reason given")
+            self._set_state(ConnectionState.DRAINING)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        # The only loop over tokens in this process: what it calls, it calls once an output.
+        in_flight = self.in_flight
+        for output in outputs:
+            request = in_flight.get(output.request_id)
+            if request is None:
+                self.stale_outputs += 1
+                continue
+            finish_reason = output.finish_reason
+            if finish_reason is None:
+                if request.deliver(output):
+                    self.abort(request)
+                    self._owner.finished(request)
+            elif finish_reason is FinishReason.OVERLOADED or finish_reason is FinishReason.HANDED_OVER:
+                self._give_back(request, output, finish_reason)
+            else:
+                del in_flight[output.request_id]
+                request.deliver(output)
+                self._owner.finished(request)
+
+    def _give_back(self, request: InFlight, output: RequestOutput, reason: FinishReason) -> None:
+        output.finish_reason = None
+        if (output.token_ids or output.prompt_logprobs) and request.deliver(output):
+            self.in_flight.pop(request.wire_id, None)
+            self._owner.finished(request)
+        elif self.in_flight.pop(request.wire_id, None) is not None:
+            request.connection = None
+            if reason is FinishReason.HANDED_OVER and self.state is ConnectionState.READY:
+                self._set_state(ConnectionState.DRAINING)
+            self._owner.returned(self, request, reason)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        known, self.welcome = self.welcome, welcome
+        if known is not None and known.boot_id != welcome.boot_id:
+            if self.is_serving:
+                self._lose("another process answers in its place", reset=False)
+            self._pending_aborts.clear()
+        self.load.update(welcome.load)
+        refusal = self._owner.refusal(self, welcome)
+        if self.state is ConnectionState.CLOSED:
+            return
+        if refusal is not None:
+            self._refuse(refusal, welcome)
+            return
+        if not self.is_serving:
+            logger.info("engine %s serves %s", self.address, welcome.model)
+        self._refused_for = None
+        # Before any new request: what it still runs of ours from an earlier connection is nobody's.
+        self._flush_aborts()
+        self._set_state(ConnectionState.DRAINING if welcome.draining else ConnectionState.READY)
+
+    def _refuse(self, refusal: str, welcome: Welcome) -> None:
+        if self._refused_for != (welcome.boot_id, refusal):
+            self._refused_for = (welcome.boot_id, refusal)
+            logger.error("engine %s is left out: %s", self.address, refusal)
+        if self.is_serving:
+            self._lose("it must not be used any more", reset=False)
+        self._send(Goodbye("this frontend cannot use the engine: " + refusal[:1000]))
+        self._pending_aborts.clear()
+        self._set_state(ConnectionState.REFUSED)
+
+    def _on_malformed(self, error: MalformedMessage) -> None:
+        self.malformed_messages += 1
+        now = self._clock()
+        if now - self._malformed_logged >= _MALFORMED_LOG_INTERVAL:
+            self._malformed_logged = now
+            logger.error(
+                "engine %s sent a malformed message (%d so far), which is dropped: %s",
+                self.address,
+                self.malformed_messages,
+                error,
+            )
+        if self.is_serving and self.in_flight:
+            # It may have held tokens: its streams would go on with a gap.
+            self._lose("a message of it was malformed and may have held tokens", reset=True)
+
+    def _lose(self, reason: str, reset: bool) -> None:
+        """The engine's requests go elsewhere; should it still run them, it is told to stop when it is back."""
+        died = self.state is ConnectionState.READY
+        self.state = ConnectionState.CONNECTING
+        self.lost_at = self._clock()
+        requests = self._take_requests()
+        log = logger.warning if died or requests else logger.info
+        log("engine %s is lost: %s; %d requests move to others", self.address, reason, len(requests))
+        if reset:
+            self._reset_link()
+        self._owner.state_changed(self)
+        if requests:
+            self._owner.lost(self, requests, died=died)
+
+    def _take_requests(self) -> list[InFlight]:
+        requests = list(self.in_flight.values())
+        self._pending_aborts.update(self.in_flight)
+        self.in_flight.clear()
+        for request in requests:
+            request.connection = None
+        return requests
+
+    def _reset_link(self) -> None:
+        self._link_is_up = False
+        self._blocked_since = self._greeted_at = None
+        self._link.reset()
+
+    def _set_state(self, state: ConnectionState) -> None:
+        if self.state is not state:
+            self.state = state
+            self._owner.state_changed(self)
+
+    def _flush_aborts(self) -> None:
+        while self._pending_aborts:
+            ids = list(self._pending_aborts)[:MAX_REQUESTS_PER_MESSAGE]
+            if not self._send(Abort(ids)):
+                return
+            self._pending_aborts.difference_update(ids)
+
+    def _send(self, message: ToEngine) -> bool:
+        now = self._clock()
+        if self._link.send(encode(message)):
+            self._last_sent = now
+            if self._blocked_since is not None:
+                self._blocked_since = None
+                self._owner.state_changed(self)
+            return True
+        if self._blocked_since is None:
+            self._blocked_since = now
+            self._owner.state_changed(self)
+        return False

@@ -1,0 +1,290 @@
+"""One model's engines: finds them, decides which may be used, watches them, and closes them.
+
+What the HTTP side calls. `discovery` names the engines, `connection` speaks to each, `dispatch` keeps the requests.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from services.frontend.engines.connection import ConnectionState, EngineConnection
+from services.frontend.engines.discovery import discovery_for
+from services.frontend.engines.dispatch import RETRY_WHEN_NO_ENGINE, DispatchCounts, Dispatcher
+from services.frontend.engines.in_flight import InFlight
+from services.frontend.engines.link import Transport
+from services.frontend.engines.routing import routing_policy
+from services.frontend.engines.zmq_link import ZmqTransport
+from services.frontend.generation import Generation, GenerationError
+from services.frontend.settings import EnginePoolSettings, FrontendSettings
+from shared.protocol import PROTOCOL_VERSION, FinishReason, ModelLimits, Welcome, new_boot_id
+
+logger = logging.getLogger(__name__)
+
+_RESTART_DELAY = 1.0  # seconds before a background task that failed is started again
+
+
+class EnginePool:
+    """The engines of one model. Every method belongs to the event loop's thread.
+
+    `check` says why an engine must not be used (its vocabulary is not the tokenizer's, for instance), or None.
+    Raises ValueError where an engine address is not host:port.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: FrontendSettings,
+        pool: EnginePoolSettings,
+        check: Callable[[Welcome], str | None],
+        *,
+        transport: Transport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.limits: ModelLimits | None = None
+        self.boot_id = new_boot_id()
+        self.connections: dict[str, EngineConnection] = {}
+        self._settings = settings
+        self._check = check
+        self._clock = clock
+        self._discovery = discovery_for(pool, settings.dns_interval)
+        self._transport = transport
+        self._dispatcher = Dispatcher(
+            name,
+            routing_policy(settings.routing),
+            settings.max_concurrent_requests,
+            settings.max_failovers,
+            settings.no_engine_timeout,
+            clock,
+        )
+        # Addresses that turned out to be another way to an engine that is already connected.
+        self._aliases: dict[str, bytes] = {}
+        self._found: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._place_is_due = False
+        self._has_measures = False
+        self._last_tick = clock()
+        self._stopped = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine takes requests now."""
+        return bool(self._dispatcher.engines)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight, those that wait for another engine included."""
+        return len(self._dispatcher.requests)
+
+    @property
+    def counts(self) -> DispatchCounts:
+        return self._dispatcher.counts
+
+    async def start(self) -> None:
+        """Begin to look for engines. Waits for none of them: `ready` tells."""
+        if self._transport is None:
+            self._transport = ZmqTransport(self._settings.heartbeat_interval, self._settings.heartbeat_timeout)
+        self._last_tick = self._clock()
+        self._tasks = [
+            asyncio.create_task(self._supervise("search for engines", self._watch_discovery)),
+            asyncio.create_task(self._supervise("watch over engines", self._watch_engines)),
+        ]
+
+    async def stop(self) -> None:
+        """Fail what is still in flight, have the engines abort it, and leave them."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._dispatcher.fail_all(GenerationError("this server is shutting down", 503, RETRY_WHEN_NO_ENGINE))
+        for connection in list(self.connections.values()):
+            connection.close(farewell="the frontend stops")
+        if self._transport is not None:
+            await self._transport.close()
+
+    def submit(self, generation: Generation) -> None:
+        """Send a generation to an engine. Raises GenerationError: 503 when none is ready, 429 when overloaded."""
+        if self._stopped:
+            raise GenerationError("this server is shutting down", 503, RETRY_WHEN_NO_ENGINE)
+        self._dispatcher.submit(generation)
+
+    def abort(self, request_id: int) -> None:
+        """End a generation whose client is gone. Its sink hears nothing more. Unknown ids are ignored."""
+        self._dispatcher.abort(request_id)
+
+    # The background tasks.
+
+    async def _supervise(self, what: str, run: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await run()
+                logger.error("the %s of model %s ended; it is started again", what, self.name)
+            except Exception:
+                logger.exception("the %s of model %s failed; it is started again", what, self.name)
+            await asyncio.sleep(_RESTART_DELAY)
+
+    async def _watch_discovery(self) -> None:
+        await self._discovery.watch(self.engines_found)
+
+    async def _watch_engines(self) -> None:
+        while True:
+            self.tick()
+            await asyncio.sleep(self._settings.heartbeat_interval / 2)
+
+    def engines_found(self, addresses: set[str]) -> None:
+        """Connect to addresses that are new, and use those that are gone no more than their streams need."""
+        self._found = addresses
+        for address in self._aliases.keys() - addresses:
+            del self._aliases[address]
+        self._connect_missing()
+        for address, connection in self.connections.items():
+            gone = address not in addresses
+            if gone != connection.retired:
+                connection.retired = gone
+                logger.info("engine %s is %s", address, "no longer named; it drains" if gone else "named again")
+                if not gone:
+                    # Engines with other weights may have taken its place.
+                    connection.greet()
+        self._choose_engines()
+
+    def tick(self) -> None:
+        """Everything that depends on time alone; called twice a heartbeat interval."""
+        now, last = self._clock(), self._last_tick
+        self._last_tick = now
+        punctual = now - last < (self._settings.heartbeat_interval + self._settings.heartbeat_timeout) / 2
+        if not punctual:
+            logger.warning("this process was held up for %.1f s; no engine is judged by that time", now - last)
+        for connection in list(self.connections.values()):
+            try:
+                connection.tick(punctual)
+            except Exception:
+                logger.exception("the watch over engine %s failed", connection.address)
+            if connection.retired and not connection.in_flight:
+                connection.close(farewell="the frontend no longer finds this engine")
+        self._revive_aliases()
+        self._connect_missing()
+        self._dispatcher.expire_waiting()
+        self._dispatcher.place_waiting()
+
+    def _connect_missing(self) -> None:
+        assert self._transport is not None
+        settings = self._settings
+        for address in sorted(self._found - self.connections.keys() - self._aliases.keys()):
+            try:
+                self.connections[address] = EngineConnection(
+                    address,
+                    self.boot_id,
+                    self,
+                    self._transport,
+                    settings.heartbeat_interval,
+                    settings.heartbeat_timeout,
+                    self._clock,
+                )
+            except Exception as error:
+                # The others are not to suffer; the next tick tries again.
+                logger.error("cannot open a link to engine %s: %s", address, error)
+
+    # What connections tell.
+
+    def refusal(self, connection: EngineConnection, welcome: Welcome) -> str | None:
+        """Why this engine must not be used beside the others, or None."""
+        if abs(welcome.protocol_version - PROTOCOL_VERSION) > 1:
+            return (
+                f"it speaks version {welcome.protocol_version} of the link's protocol and this frontend "
+                f"{PROTOCOL_VERSION}; run releases that are next to each other"
+            )
+        if self._is_alias(connection, welcome):
+            logger.warning("%s is another address of an engine that is already connected", connection.address)
+            self._aliases[connection.address] = welcome.boot_id
+            # Without a farewell, which would end the requests on the other connection.
+            connection.close()
+            return None
+        for other in self._measures():
+            if other is not connection and other.fingerprint != welcome.fingerprint:
+                return (
+                    f"it serves other weights ({welcome.fingerprint}) than engine {other.address} "
+                    f"({other.fingerprint}) under the name {self.name!r}; it is used once no engine serves those"
+                )
+        try:
+            return self._check(welcome)
+        except Exception as error:
+            logger.exception("engine %s could not be checked", connection.address)
+            return f"checking it failed: {error}"
+
+    def state_changed(self, connection: EngineConnection) -> None:
+        if connection.state is ConnectionState.CLOSED and self.connections.get(connection.address) is connection:
+            del self.connections[connection.address]
+        self._choose_engines()
+
+    def lost(self, connection: EngineConnection, requests: list[InFlight], died: bool) -> None:
+        self._dispatcher.lost(connection, requests, died)
+
+    def returned(self, connection: EngineConnection, request: InFlight, reason: FinishReason) -> None:
+        self._dispatcher.returned(connection, request, reason)
+
+    def finished(self, request: InFlight) -> None:
+        self._dispatcher.finished(request)
+
+    def _measures(self) -> list[EngineConnection]:
+        """The engines whose weights others must have. Not those that drain: their successors may differ."""
+        return [each for each in self.connections.values() if each.state is ConnectionState.READY and not each.retired]
+
+    def _choose_engines(self) -> None:
+        was_ready = self.ready
+        engines = [connection for connection in self.connections.values() if connection.can_take_requests]
+        self._dispatcher.engines = engines
+        limits = [engine.welcome.limits for engine in engines if engine.welcome is not None]
+        if limits:
+            # A request must fit whichever engine it meets.
+            shortest = min(limits, key=lambda each: each.max_model_len)
+            self.limits = msgspec.structs.replace(shortest)
+        if was_ready != self.ready and not self._stopped:
+            logger.log(
+                logging.INFO if self.ready else logging.WARNING,
+                "model %s: %s",
+                self.name,
+                "engines are ready" if self.ready else "no engine is ready",
+            )
+        had_measures, self._has_measures = self._has_measures, bool(self._measures())
+        if had_measures and not self._has_measures:
+            for connection in self.connections.values():
+                if connection.state is ConnectionState.REFUSED:
+                    connection.greet()
+        if engines and not self._place_is_due:
+            self._place_is_due = True
+            asyncio.get_running_loop().call_soon(self._place_waiting)
+
+    def _place_waiting(self) -> None:
+        self._place_is_due = False
+        self._dispatcher.place_waiting()
+
+    # Two addresses of one engine (IPv4 and IPv6, say) would take its one place for this frontend from each other.
+
+    def _is_alias(self, connection: EngineConnection, welcome: Welcome) -> bool:
+        for other in list(self.connections.values()):
+            if other is connection or other.welcome is None or other.welcome.boot_id != welcome.boot_id:
+                continue
+            if self._holds(other, welcome.boot_id):
+                return True
+            self._aliases[other.address] = welcome.boot_id
+            other.close()
+        return False
+
+    def _holds(self, connection: EngineConnection, boot_id: bytes) -> bool:
+        """Whether this is the connection to that engine, if only a moment ago."""
+        return (
+            connection.welcome is not None
+            and connection.welcome.boot_id == boot_id
+            and (
+                connection.state is not ConnectionState.CONNECTING
+                or self._clock() - connection.lost_at < self._settings.heartbeat_timeout
+            )
+        )
+
+    def _revive_aliases(self) -> None:
+        for address, boot_id in list(self._aliases.items()):
+            if not any(self._holds(connection, boot_id) for connection in self.connections.values()):
+                del self._aliases[address]

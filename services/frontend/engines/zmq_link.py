@@ -1,0 +1,172 @@
+"""A link over ZMQ: one DEALER, read by the event loop's own readiness.
+
+zmq.asyncio makes a future for every message; this reads a raw socket until it is empty instead, and hands
+each message straight to its listener. `connection` is that listener.
+"""
+
+import asyncio
+import logging
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from services.frontend.engines.link import LinkListener
+from shared.protocol import MAX_MESSAGE_BYTES
+
+logger = logging.getLogger(__name__)
+
+# A busy engine must not keep the loop from the others, nor from HTTP.
+MESSAGES_PER_PASS = 64
+SEND_QUEUE_MESSAGES = 4096
+RECEIVE_QUEUE_MESSAGES = 4096
+RECONNECT_MS = 50
+RECONNECT_MAX_MS = 1000
+CONNECT_TIMEOUT_MS = 3000
+HANDSHAKE_TIMEOUT_MS = 3000
+CLOSE_LINGER_MS = 500
+# ZMQ's own default is 1023 sockets a context, which is some 340 engines.
+MAX_SOCKETS = 65_535
+
+_MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.MONITOR_STOPPED
+
+
+class ZmqTransport:
+    """The ZMQ context (one I/O thread) of one pool, and the heartbeat times of its links, in seconds."""
+
+    def __init__(self, heartbeat_interval: float, heartbeat_timeout: float) -> None:
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT)))
+        self._interval_ms = max(1, int(heartbeat_interval * 1000))
+        self._timeout_ms = max(1, int(heartbeat_timeout * 1000))
+
+    def open(self, address: str, identity: bytes, listener: LinkListener) -> "ZmqLink":
+        return ZmqLink(self, address, identity, listener)
+
+    async def close(self) -> None:
+        # Waits until the linger of every closed socket is over: not on the loop.
+        await asyncio.to_thread(self._context.term)
+
+    def new_socket(self, address: str, identity: bytes) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """A DEALER that seeks `address`, and the socket that tells what became of its connection."""
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.ROUTING_ID, identity)
+        # Nothing is queued for a peer that is not there, and what was queued for one that went goes with it:
+        # a new process behind the same address must not get what was meant for the old one.
+        socket.set(zmq.IMMEDIATE, 1)
+        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+        socket.set(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
+        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        socket.set(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
+        socket.set(zmq.HEARTBEAT_IVL, self._interval_ms)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, self._timeout_ms)
+        socket.set(zmq.HEARTBEAT_TTL, self._timeout_ms)
+        monitor = socket.get_monitor_socket(_MONITORED)
+        monitor.set(zmq.LINGER, 0)
+        socket.connect(f"tcp://{address}")
+        return socket, monitor
+
+
+class ZmqLink:
+    """A Link over TCP. Every method belongs to the event loop's thread."""
+
+    def __init__(self, transport: ZmqTransport, address: str, identity: bytes, listener: LinkListener) -> None:
+        self._transport = transport
+        self._address = address
+        self._identity = identity
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._pass_is_due = False
+        self._open()
+
+    def send(self, data: bytes) -> bool:
+        socket = self._socket
+        if socket is None:
+            return False
+        try:
+            socket.send(data, zmq.NOBLOCK)
+            sent = True
+        except zmq.Again:
+            sent = False
+        # Sending may have swallowed the descriptor's only sign that a message is waiting.
+        if int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._read_soon()
+        return sent
+
+    def reset(self) -> None:
+        self._close(linger_ms=0)
+        self._open()
+
+    def close(self) -> None:
+        self._close(CLOSE_LINGER_MS)
+
+    def _open(self) -> None:
+        self._socket, self._monitor = self._transport.new_socket(self._address, self._identity)
+        self._descriptor = int(self._socket.get(zmq.FD))
+        self._monitor_descriptor = int(self._monitor.get(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._read)
+        self._loop.add_reader(self._monitor_descriptor, self._read_monitor)
+        # The descriptors speak of changes only, and the first may be over before the loop looks.
+        self._loop.call_soon(self._read_monitor)
+
+    def _close(self, linger_ms: int) -> None:
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_reader(self._monitor_descriptor)
+        socket.disable_monitor()
+        self._monitor.close()
+        socket.close(linger=linger_ms)
+
+    def _read_soon(self) -> None:
+        if not self._pass_is_due:
+            self._pass_is_due = True
+            self._loop.call_soon(self._read_again)
+
+    def _read_again(self) -> None:
+        self._pass_is_due = False
+        self._read()
+
+    def _read(self) -> None:
+        socket = self._socket
+        if socket is None:
+            return
+        for _ in range(MESSAGES_PER_PASS):
+            try:
+                data = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                # Empty, and the descriptor is armed again.
+                return
+            self._listener.link_received(data)
+            if self._socket is not socket:
+                return
+        self._read_soon()
+
+    def _read_monitor(self) -> None:
+        socket, monitor = self._socket, self._monitor
+        if socket is None:
+            return
+        while self._socket is socket:
+            try:
+                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                # Takes the new pipe in, so that the first send finds it.
+                socket.get(zmq.EVENTS)
+                self._listener.link_up()
+            elif event == zmq.Event.DISCONNECTED:
+                # What the engine still said is worth having.
+                self._read()
+                self._listener.link_down("the connection was closed")
+            else:
+                logger.error("the watch on the connection to engine %s ended; connecting anew", self._address)
+                self._listener.link_down("the watch on the connection ended")
+                if self._socket is socket:
+                    self.reset()

@@ -1,0 +1,566 @@
+"""A stream survives its engine: whatever becomes of the engines, the sink gets an undisturbed run's tokens, once."""
+
+import math
+import time
+
+import pytest
+from engine_fleet import Fleet, RecordingSink, run
+
+from services.frontend.engines.connection import ConnectionState
+from services.frontend.engines.in_process_engine import InProcessEngine, undisturbed_run
+from services.frontend.generation import Generation
+from shared.protocol import FinishReason, Heartbeat, Outputs, RequestOutput, unpack_token_ids
+from shared.sampling_params import SamplingParams
+
+
+def long_prompt(max_tokens: int, start: int = 0) -> list[int]:
+    """A prompt whose run meets no eos before max_tokens."""
+    return next([seed] for seed in range(start, 10_000) if len(undisturbed_run([seed], max_tokens + 1)) > max_tokens)
+
+
+def test_a_killed_engine_s_streams_go_on_elsewhere_from_where_they_were() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        prompt = long_prompt(10)
+        generation, sink = fleet.submit(prompt, max_tokens=10, logprobs=0, prompt_logprobs=0)
+        for _ in range(4):
+            await fleet.step()
+        first = fleet.engine_with(generation)
+        fleet.transport.kill(first)
+        await fleet.settle()
+        second = fleet.engine_with(generation)
+        assert second != first
+        resumed = fleet.transport.engines[second].added[-1]
+        assert resumed.request_id != generation.request_id
+        assert unpack_token_ids(resumed.output_token_ids) == sink.token_ids
+        assert resumed.sampling.prompt_logprobs is None
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 10)
+        assert [output.request_id for output in sink.outputs] == [generation.request_id] * 10
+        # What comes once, came once, from the first engine; logprobs went on.
+        assert [output.cached_tokens is not None for output in sink.outputs] == [True] + [False] * 9
+        assert [output.prompt_logprobs is not None for output in sink.outputs] == [True] + [False] * 9
+        assert all(output.logprobs for output in sink.outputs)
+        assert fleet.pool.counts.failovers == 1
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_engine_that_died_before_its_first_output_leaves_the_counts_to_the_next() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        generation, sink = fleet.submit(long_prompt(2), max_tokens=2, prompt_logprobs=0)
+        await fleet.settle()
+        fleet.transport.kill(fleet.engine_with(generation))
+        await fleet.run_to_the_end()
+        assert sink.outputs[0].cached_tokens is not None
+        assert sink.outputs[0].prompt_logprobs is not None
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_frozen_engine_is_lost_at_the_time_out_and_its_late_words_are_nobody_s() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        prompt = long_prompt(12)
+        generation, sink = fleet.submit(prompt, max_tokens=12)
+        await fleet.step()
+        frozen = fleet.engine_with(generation)
+        engine = fleet.transport.engines[frozen]
+        fleet.transport.freeze(frozen)
+        # One step was under way when it froze.
+        engine.step()
+        await fleet.pass_time(4.5)
+        assert fleet.engine_with(generation) == frozen
+        await fleet.pass_time(1)
+        assert fleet.engine_with(generation) != frozen
+        await fleet.step()
+        fleet.transport.thaw(frozen)
+        await fleet.pass_time(1)
+        # Back, still with the request in its own books until it is told.
+        assert fleet.pool.connections[frozen].state is ConnectionState.READY
+        assert engine.num_requests == 0
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 12)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_cut_connection_loses_what_was_under_way_and_the_living_engine_is_told_to_stop() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        prompt = long_prompt(6)
+        _, sink = fleet.submit(prompt, max_tokens=6)
+        await fleet.step()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        # A step whose message never arrives.
+        fleet.transport.cut(fleet.addresses[0])
+        engine.step()
+        await fleet.settle()
+        assert fleet.pool.ready
+        # The attempt from before the cut was aborted, the new one is the only one.
+        assert engine.num_requests == 1
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 6)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_outputs_of_an_earlier_attempt_on_the_same_engine_are_ignored() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        prompt = long_prompt(6)
+        generation, sink = fleet.submit(prompt, max_tokens=6)
+        await fleet.step()
+        fleet.transport.cut(fleet.addresses[0])
+        await fleet.settle()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        stale = RequestOutput(generation.request_id, [41], FinishReason.STOP)
+        engine.post(fleet.pool.boot_id, Outputs([stale], engine.load))
+        await fleet.settle()
+        assert sink.ends == 0
+        assert fleet.pool.connections[fleet.addresses[0]].stale_outputs == 1
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 6)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_another_process_that_answers_without_a_disconnect_has_none_of_the_requests() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        prompt = long_prompt(6)
+        _, sink = fleet.submit(prompt, max_tokens=6)
+        await fleet.step()
+        # Behind a proxy a new process may appear on a connection that never broke.
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        engine.boot_id = b"another"
+        for peer in engine.peers.values():
+            peer.requests.clear()
+        engine.post(fleet.pool.boot_id, engine._welcome())
+        await fleet.settle()
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 6)
+        assert fleet.pool.counts.failovers == 1
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_draining_engine_finishes_what_it_has_and_hands_the_rest_over() -> None:
+    async def main() -> None:
+        fleet = Fleet(2, max_failovers=0)
+        await fleet.start()
+        prompt = long_prompt(9)
+        generation, sink = fleet.submit(prompt, max_tokens=9)
+        await fleet.step()
+        draining = fleet.engine_with(generation)
+        fleet.transport.engines[draining].drain()
+        await fleet.settle()
+        other = next(address for address in fleet.addresses if address != draining)
+        assert [fleet.engine_with(fleet.submit()[0]) for _ in range(3)] == [other] * 3
+        await fleet.step()
+        assert fleet.engine_with(generation) == draining
+        fleet.transport.engines[draining].hand_over()
+        await fleet.settle()
+        assert fleet.engine_with(generation) == other
+        fleet.transport.kill(draining)
+        await fleet.run_to_the_end()
+        # No loss is held against it, though none is allowed.
+        assert sink.token_ids == undisturbed_run(prompt, 9)
+        assert fleet.pool.counts.handovers == 1
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_tokens_that_come_with_a_handover_count() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        prompt = long_prompt(5)
+        generation, sink = fleet.submit(prompt, max_tokens=5)
+        await fleet.settle()
+        engine = fleet.transport.engines[fleet.engine_with(generation)]
+        expected = undisturbed_run(prompt, 5)
+        last = RequestOutput(generation.request_id, expected[:2], FinishReason.HANDED_OVER)
+        engine.peers[fleet.pool.boot_id].requests.clear()
+        engine.post(fleet.pool.boot_id, Outputs([last], engine.load))
+        await fleet.run_to_the_end()
+        assert sink.token_ids == expected
+        assert sink.finish_reasons == [FinishReason.LENGTH]
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_overloaded_engine_s_request_goes_to_each_other_once_and_then_gets_429() -> None:
+    async def main() -> None:
+        fleet = Fleet(3)
+        await fleet.start()
+        for address in fleet.addresses[:2]:
+            fleet.transport.engines[address].overloaded = True
+        _, sink = fleet.submit(long_prompt(3), max_tokens=3)
+        _, second = fleet.submit(long_prompt(3), max_tokens=3)
+        await fleet.run_to_the_end()
+        assert sink.token_ids == second.token_ids == undisturbed_run(long_prompt(3), 3)
+        fleet.transport.engines[fleet.addresses[2]].overloaded = True
+        asked = sum(len(engine.added) for engine in fleet.transport.engines.values())
+        _, refused = fleet.submit()
+        await fleet.settle()
+        assert [(error.status, error.retry_after) for error in refused.errors] == [(429, 1.0)]
+        assert sum(len(engine.added) for engine in fleet.transport.engines.values()) == asked + 3
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_stream_that_meets_only_full_engines_waits_for_room() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        prompt = long_prompt(6)
+        generation, sink = fleet.submit(prompt, max_tokens=6)
+        await fleet.step()
+        first = fleet.engine_with(generation)
+        second = next(address for address in fleet.addresses if address != first)
+        fleet.transport.engines[second].overloaded = True
+        fleet.transport.kill(first)
+        await fleet.pass_time(4)
+        assert sink.ends == 0
+        fleet.transport.engines[second].overloaded = False
+        await fleet.pass_time(0.5)
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 6)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_stream_that_meets_only_full_engines_for_too_long_fails() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        generation, sink = fleet.submit(long_prompt(6), max_tokens=6)
+        await fleet.step()
+        first = fleet.engine_with(generation)
+        for engine in fleet.transport.engines.values():
+            engine.overloaded = True
+        fleet.transport.kill(first)
+        await fleet.pass_time(9)
+        assert sink.ends == 0
+        await fleet.pass_time(2)
+        assert [error.status for error in sink.errors] == [503]
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_request_whose_engines_keep_dying_is_given_up_and_no_other_is() -> None:
+    async def main() -> None:
+        fleet = Fleet(4, max_failovers=2)
+        await fleet.start()
+        poisoned, sink = fleet.submit(long_prompt(20), max_tokens=20)
+        await fleet.step()
+        for _ in range(3):
+            fleet.transport.kill(fleet.engine_with(poisoned))
+            await fleet.settle()
+        assert [error.status for error in sink.errors] == [500]
+        assert "3 engines died" in sink.errors[0].message
+        # One engine is left, and serves.
+        _, other = fleet.submit(long_prompt(3), max_tokens=3)
+        await fleet.run_to_the_end()
+        assert other.finish_reasons == [FinishReason.LENGTH]
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_two_losses_are_survived() -> None:
+    async def main() -> None:
+        fleet = Fleet(3, max_failovers=2)
+        await fleet.start()
+        prompt = long_prompt(9)
+        generation, sink = fleet.submit(prompt, max_tokens=9)
+        for _ in range(2):
+            await fleet.step()
+            fleet.transport.kill(fleet.engine_with(generation))
+            await fleet.settle()
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 9)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_without_any_engine_a_stream_waits_for_one_and_fails_after_the_time_out() -> None:
+    async def main() -> None:
+        fleet = Fleet(1, no_engine_timeout=10)
+        await fleet.start()
+        address = fleet.addresses[0]
+        prompt = long_prompt(5)
+        _, sink = fleet.submit(prompt, max_tokens=5)
+        await fleet.step()
+        fleet.transport.kill(address)
+        await fleet.pass_time(9)
+        assert sink.ends == 0
+        fleet.transport.run(address, InProcessEngine())
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 5)
+        _, sink = fleet.submit(prompt, max_tokens=5)
+        await fleet.step()
+        fleet.transport.kill(address)
+        await fleet.pass_time(10.5)
+        assert [(error.status, error.retry_after) for error in sink.errors] == [(503, 5.0)]
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_deadline_that_passes_while_no_engine_is_there_ends_the_request_as_an_engine_would() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        sink = RecordingSink()
+        generation = Generation(
+            "model", long_prompt(9), SamplingParams(max_tokens=9), sink, deadline=time.time() - 0.001
+        )
+        fleet.pool.submit(generation)
+        fleet.transport.kill(fleet.addresses[0])
+        await fleet.pass_time(0.5)
+        assert sink.finish_reasons == [FinishReason.ABORT]
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_abort_while_no_engine_has_the_request_ends_it() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        address = fleet.addresses[0]
+        generation, sink = fleet.submit(long_prompt(9), max_tokens=9)
+        await fleet.step()
+        engine = fleet.transport.engines[address]
+        fleet.transport.freeze(address)
+        await fleet.pass_time(6)
+        fleet.pool.abort(generation.request_id)
+        fleet.pool.abort(generation.request_id)
+        fleet.transport.thaw(address)
+        await fleet.pass_time(1)
+        assert fleet.pool.ready
+        # The engine was lost with the request, and told of its end once it was back.
+        assert engine.num_requests == 0
+        assert sink.ends == 0
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_abort_stops_the_engine_whatever_state_the_request_is_in() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        for steps in range(3):
+            generation, sink = fleet.submit(long_prompt(9), max_tokens=9)
+            for _ in range(steps):
+                await fleet.step()
+            fleet.pool.abort(generation.request_id)
+            # What is still under way when the abort leaves is ignored.
+            engine.step()
+            await fleet.settle()
+            assert engine.num_requests == 0
+            assert len(sink.token_ids) == steps
+        fleet.pool.abort(123456)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_sink_that_has_enough_stops_the_engine() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        prompt = long_prompt(9)
+        _, sink = fleet.submit(prompt, max_tokens=9, stop_after=4)
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 4)
+        assert fleet.transport.engines[fleet.addresses[0]].num_requests == 0
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_abort_that_the_engine_does_not_take_now_is_repeated_until_it_does() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        generation, _ = fleet.submit(long_prompt(9), max_tokens=9)
+        await fleet.step()
+        (link,) = fleet.transport.links
+        link.blocked = True
+        fleet.pool.abort(generation.request_id)
+        await fleet.pass_time(2)
+        assert engine.num_requests == 1
+        assert not fleet.pool.ready
+        link.blocked = False
+        await fleet.pass_time(1)
+        assert engine.num_requests == 0
+        assert fleet.pool.ready
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_engine_that_takes_no_messages_is_avoided_and_lost_at_the_time_out() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        stuck = fleet.addresses[0]
+        link = next(link for link in fleet.transport.links if link.address == stuck)
+        prompt = long_prompt(9)
+        generations = [fleet.submit(prompt, max_tokens=9) for _ in range(2)]
+        await fleet.step()
+        link.blocked = True
+        assert {fleet.engine_with(fleet.submit()[0]) for _ in range(4)} == {fleet.addresses[1]}
+        await fleet.pass_time(6)
+        assert {fleet.engine_with(generation) for generation, _ in generations} == {fleet.addresses[1]}
+        link.blocked = False
+        await fleet.pass_time(1)
+        await fleet.run_to_the_end()
+        assert all(sink.token_ids == undisturbed_run(prompt, 9) for _, sink in generations)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_malformed_bytes_are_counted_and_cost_nobody_a_token(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        prompt = long_prompt(9)
+        generation, sink = fleet.submit(prompt, max_tokens=9)
+        _, other = fleet.submit(prompt, max_tokens=9)
+        await fleet.step()
+        address = fleet.engine_with(generation)
+        engine = fleet.transport.engines[address]
+        for data in (b"", b"\xc1", b"\x93\x05", b"\x00" * 100, b"\x92\x63\x01", b"\xdd\xff\xff\xff\xff"):
+            engine.send(fleet.pool.boot_id, data)
+            await fleet.settle()
+        connection = fleet.pool.connections[address]
+        assert connection.malformed_messages >= 1
+        assert caplog.text.count("sent a malformed message") == 1
+        await fleet.run_to_the_end()
+        assert sink.token_ids == other.token_ids == undisturbed_run(prompt, 9)
+        await fleet.pass_time(1)
+        assert connection.state is ConnectionState.READY
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_token_id_that_fits_nowhere_fails_that_request_alone() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        prompt = long_prompt(9)
+        generation, sink = fleet.submit(prompt, max_tokens=9)
+        _, other = fleet.submit(prompt, max_tokens=9)
+        await fleet.settle()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        engine.post(fleet.pool.boot_id, Outputs([RequestOutput(generation.request_id, [2**40])], engine.load))
+        await fleet.run_to_the_end()
+        assert [error.status for error in sink.errors] == [500]
+        assert other.token_ids == undisturbed_run(prompt, 9)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_sink_that_raises_ends_its_own_request_alone() -> None:
+    class BrokenSink(RecordingSink):
+        def accept(self, output: RequestOutput) -> bool:
+            raise ValueError("a decode error")
+
+        def fail(self, error: object) -> None:
+            super().fail(error)  # type: ignore[arg-type]
+            raise ValueError("and again")
+
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        prompt = long_prompt(4)
+        broken = BrokenSink()
+        fleet.pool.submit(Generation("model", prompt, SamplingParams(max_tokens=4), broken))
+        _, other = fleet.submit(prompt, max_tokens=4)
+        await fleet.run_to_the_end()
+        assert [error.status for error in broken.errors] == [500]
+        assert other.token_ids == undisturbed_run(prompt, 4)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_engine_s_error_reaches_the_sink_as_it_is_and_is_not_tried_elsewhere() -> None:
+    async def main() -> None:
+        fleet = Fleet(2)
+        await fleet.start()
+        generation, sink = fleet.submit(long_prompt(4), max_tokens=4)
+        await fleet.settle()
+        engine = fleet.transport.engines[fleet.engine_with(generation)]
+        engine.peers[fleet.pool.boot_id].requests.clear()
+        error = RequestOutput(generation.request_id, finish_reason=FinishReason.ERROR, error="NaN in the logits")
+        engine.post(fleet.pool.boot_id, Outputs([error], engine.load))
+        await fleet.settle()
+        assert [output.error for output in sink.outputs] == ["NaN in the logits"]
+        assert sink.finish_reasons == [FinishReason.ERROR]
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_a_frontend_that_was_held_up_does_not_judge_its_engines_by_that() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        await fleet.pass_time(1)
+        fleet.now += 30
+        connection = fleet.pool.connections[fleet.addresses[0]]
+        fleet.pool.tick()
+        assert connection.lost_at == -math.inf
+        # Silence after that is the engine's own.
+        await fleet.pass_time(1, heartbeats=False)
+        assert connection.lost_at > fleet.now - 1
+
+    run(main)
+
+
+def test_heartbeats_go_out_when_nothing_else_does_and_keep_an_idle_engine_ready() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        heard: list[bytes] = []
+        receive = engine.receive
+        engine.receive = lambda identity, data: (heard.append(data), receive(identity, data))[1]  # type: ignore[method-assign]
+        await fleet.pass_time(20)
+        assert fleet.pool.ready
+        assert 10 <= len(heard) <= 20
+        engine.post(fleet.pool.boot_id, Heartbeat())
+        await fleet.settle()
+        assert fleet.pool.ready
+
+    run(main)
