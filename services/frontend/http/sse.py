@@ -59,8 +59,8 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         more = True
         while more:
-            more = not self._choices.done
             frames = self._frames(deltas)
+            more = not self._choices.done
             if not more:
                 frames += DONE
             if frames:

@@ -59,7 +59,8 @@ class EchoPool:
         self.tokenizer = tokenizer
         self.reply: str | None = None
         self.hold = False
-        self.fail_after: int | None = None
+        self.fail_after: int | None = None  # tokens
+        self.abort_after: int | None = None
         self.refuse: GenerationError | None = None
         self.refuse_from = 0  # which submission on, counted from 0
         self.submitted: list[Generation] = []
@@ -111,6 +112,10 @@ class EchoPool:
                 self.running.pop(generation.request_id, None)
                 return
             output = first if number == 0 else RequestOutput(generation.request_id)
+            if self.abort_after == number:
+                output.finish_reason = FinishReason.ABORT
+                self._deliver(generation, output)
+                return
             output.token_ids = [token_id]
             if sampling.logprobs is not None:
                 output.logprobs = [self.logprob(token_id, sampling.logprobs)]
