@@ -61,6 +61,8 @@ class EchoPool:
         self.hold = False
         self.fail_after: int | None = None  # tokens
         self.abort_after: int | None = None
+        self.hold_after: int | None = None
+        self.delivered: dict[int, int] = {}  # request id → tokens
         self.refuse: GenerationError | None = None
         self.refuse_from = 0  # which submission on, counted from 0
         self.submitted: list[Generation] = []
@@ -105,7 +107,7 @@ class EchoPool:
             return
         for number, token_id in enumerate([*source, eos]):
             await asyncio.sleep(0)
-            while self.hold:
+            while self.hold or (self.hold_after is not None and number >= self.hold_after):
                 await asyncio.sleep(0.001)
             if self.fail_after == number:
                 generation.sink.fail(GenerationError("the engine died", 500))
@@ -128,6 +130,7 @@ class EchoPool:
 
     def _deliver(self, generation: Generation, output: RequestOutput) -> bool:
         finished = generation.sink.accept(output)
+        self.delivered[generation.request_id] = self.delivered.get(generation.request_id, 0) + len(output.token_ids)
         if finished:
             self.running.pop(generation.request_id, None)
         return finished
@@ -145,7 +148,7 @@ class Call:
         self.app = app
 
     def __call__(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        return asyncio.run(self._request(method, path, **arguments))
+        return asyncio.run(self.send(method, path, **arguments))
 
     def post(self, path: str, body: Any = None, **arguments: Any) -> httpx.Response:
         return self("POST", path, json=body, **arguments)
@@ -159,7 +162,7 @@ class Call:
     def complete(self, prompt: Any = "hello", **fields: Any) -> httpx.Response:
         return self.post("/v1/completions", {"prompt": prompt, **fields})
 
-    async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+    async def send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         transport = httpx.ASGITransport(app=self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.request(method, path, **arguments)
