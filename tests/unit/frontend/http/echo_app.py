@@ -88,6 +88,10 @@ class EchoPool:
         if task is not None:
             task.cancel()
 
+    async def pace(self, generation: Generation, number: int) -> None:
+        """Before each token."""
+        await asyncio.sleep(0)
+
     async def _echo(self, generation: Generation) -> None:
         sampling = generation.sampling
         source = (
@@ -106,7 +110,7 @@ class EchoPool:
             self._deliver(generation, first)
             return
         for number, token_id in enumerate([*source, eos]):
-            await asyncio.sleep(0)
+            await self.pace(generation, number)
             while self.hold or (self.hold_after is not None and number >= self.hold_after):
                 await asyncio.sleep(0.001)
             if self.fail_after == number:
