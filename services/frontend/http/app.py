@@ -1,0 +1,86 @@
+"""The HTTP application: routes, errors and middleware put together. main.py serves it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+
+from services.frontend.generation import GenerationError
+from services.frontend.http.errors import (
+    ApiError,
+    ClientDisconnected,
+    answer_disconnected,
+    answer_error,
+    answer_http_exception,
+)
+from services.frontend.http.loaded_model import LoadedModel
+from services.frontend.http.middleware.api_keys import ApiKeys, configured_keys
+from services.frontend.http.middleware.body_limit import BodyLimit
+from services.frontend.http.middleware.request_log import RequestLog
+from services.frontend.http.openapi import install_openapi
+from services.frontend.http.routes import chat, completions, health, models, tokenization
+from services.frontend.http.state import FrontendState
+from services.frontend.prompts.errors import InvalidPrompt
+from services.frontend.settings import FrontendSettings
+from shared.sampling_params import InvalidSamplingParams
+
+
+def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel]) -> FastAPI:
+    """The app that serves these models; its lifespan starts and stops their engine pools.
+
+    `app.state.frontend` is its FrontendState. Raises ValueError where the settings contradict themselves.
+    """
+    state = FrontendState(settings, served_models)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as started:
+            for model in state.models:
+                await model.engines.start()
+                started.push_async_callback(model.engines.stop)
+            yield
+
+    app = FastAPI(
+        title="Tandem",
+        description="An OpenAI-compatible API for language models.",
+        version=health.server_version(),
+        lifespan=lifespan,
+        middleware=_middleware(settings, state),
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.frontend = state
+    for router in (chat.router, completions.router, models.router, tokenization.router, health.router):
+        app.include_router(router)
+    for error in (ApiError, InvalidPrompt, InvalidSamplingParams, GenerationError):
+        app.add_exception_handler(error, answer_error)
+    for error in (ClientDisconnected, ClientDisconnect):
+        app.add_exception_handler(error, answer_disconnected)
+    app.add_exception_handler(HTTPException, answer_http_exception)
+    install_openapi(app)
+    return app
+
+
+def _middleware(settings: FrontendSettings, state: FrontendState) -> list[Middleware]:
+    """Outermost first."""
+    layers = [Middleware(RequestLog, metrics=state.metrics)]
+    if settings.allowed_origins:
+        # Before the keys: a browser's preflight carries none.
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    keys = configured_keys(settings)
+    if keys:
+        layers.append(Middleware(ApiKeys, keys=keys))
+    layers.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))
+    return layers

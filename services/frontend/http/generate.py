@@ -1,0 +1,87 @@
+"""From a checked request to its answer: makes its generations, runs them, and writes what they make."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.generation import Generation
+from services.frontend.http.answer import Chunks
+from services.frontend.http.choices import Choices
+from services.frontend.http.disconnect import while_connected
+from services.frontend.http.errors import bad_request
+from services.frontend.http.json_bytes import json_bytes
+from services.frontend.http.loaded_model import LoadedModel
+from services.frontend.http.sampling import choice_seed, output_options
+from services.frontend.http.schemas.chat import ChatCompletionRequest
+from services.frontend.http.schemas.completion import CompletionRequest
+from services.frontend.http.sse import EventStream
+from services.frontend.http.state import FrontendState
+from services.frontend.http.whole_collector import WholeCollector
+from services.frontend.output.collector import Collector, Delta
+from services.frontend.output.processor import OutputProcessor
+from shared.sampling_params import SamplingParams
+
+
+def make_choices(
+    request: ChatCompletionRequest | CompletionRequest,
+    model: LoadedModel,
+    prompts: Sequence[tuple[list[int], SamplingParams]],
+    new_reasoning_parser: Callable[[list[int]], Any] | None = None,
+) -> Choices:
+    """One generation for each prompt and each of its `n` choices: choice i belongs to prompt i // n."""
+    n = request.n or 1
+    num_choices = len(prompts) * n
+    collector = Collector(num_choices) if request.stream else WholeCollector(num_choices)
+    options = output_options(request)
+    generations: list[Generation] = []
+    for token_ids, sampling in prompts:
+        for choice in range(n):
+            parser = new_reasoning_parser(token_ids) if new_reasoning_parser else None
+            sink = OutputProcessor(
+                model.tokenizer, options, collector, len(generations), parser, prompt_token_ids=token_ids
+            )
+            generations.append(
+                Generation(
+                    model=model.names[0],
+                    prompt_token_ids=token_ids,
+                    sampling=msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, choice)),
+                    sink=sink,
+                    priority=request.priority or 0,
+                    cache_salt=request.cache_salt or "",
+                )
+            )
+    return Choices(model.engines, generations, collector, request.timeout)
+
+
+def check_number_of_choices(num_prompts: int, n: int, limit: int) -> None:
+    """Raise ApiError 400 where one request alone would be more than the server takes at once."""
+    if num_prompts * n > limit:
+        raise bad_request(
+            f"{num_prompts} prompts with n {n} are {num_prompts * n} choices, but this server takes {limit} at once: "
+            "send fewer prompts in one request",
+            "prompt",
+        )
+
+
+async def answer(
+    http_request: Request,
+    state: FrontendState,
+    choices: Choices,
+    *,
+    chunks: Callable[[], Chunks] | None,
+    whole: Callable[[dict[int, Delta]], dict[str, Any]],
+) -> Response:
+    """Run the choices: as a stream where `chunks` is given, else whole. Raises GenerationError, ClientDisconnected."""
+    if chunks is not None:
+        return EventStream(state, choices, chunks())
+    try:
+        state.begin(choices)
+        deltas = await while_connected(http_request.receive, choices.next())
+    finally:
+        state.end(choices)
+    if choices.error is not None:
+        raise choices.error
+    return Response(json_bytes(whole(dict(deltas))), media_type="application/json")

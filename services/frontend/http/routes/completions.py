@@ -1,0 +1,95 @@
+"""POST /v1/completions."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.http.answer import AnswerHead
+from services.frontend.http.completion_answer import CompletionAnswer, CompletionChunks, EchoedPrompt
+from services.frontend.http.errors import bad_request
+from services.frontend.http.generate import answer, check_number_of_choices, make_choices
+from services.frontend.http.loaded_model import LoadedModel
+from services.frontend.http.logprobs import LogprobFormat
+from services.frontend.http.openapi import documented
+from services.frontend.http.parsing import parse_body
+from services.frontend.http.sampling import check_counts, sampling_params
+from services.frontend.http.schemas.completion import CompletionRequest
+from services.frontend.http.schemas.responses import Completion
+from services.frontend.http.state import frontend_state
+from services.frontend.http.usage import Usage
+from services.frontend.prompts.limits import check_prompt_ids, room_for_output, truncate_prompt
+from shared.protocol import ModelLimits
+
+router = APIRouter()
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@router.post("/v1/completions", **documented(CompletionRequest, Completion, streams=True))
+async def create_completion(http_request: Request) -> Response:
+    """Continue one text or several, whole or as a stream of server-sent events."""
+    state = frontend_state(http_request)
+    request = await parse_body(http_request, CompletionRequest)
+    name, model = state.model(request.model)
+    check_counts(request, max_n=state.settings.max_n, max_stop=state.settings.max_stop)
+    check_number_of_choices(len(request.prompt), request.n or 1, state.settings.max_concurrent_requests)
+    limits = model.limits()
+    max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
+        raise bad_request("max_tokens must be at least 1, unless the prompt is scored (echo)", "max_tokens")
+    with state.preparing():
+        prompts = [await _prompt(prompt, request, model, limits, max_tokens) for prompt in request.prompt]
+    for prompt in prompts:
+        room_for_output(len(prompt.token_ids), max_tokens, max_model_len=limits.max_model_len, param="prompt")
+    sampling = sampling_params(request, max_tokens=max_tokens, tokenizer=model.tokenizer, vocab_size=limits.vocab_size)
+    choices = make_choices(request, model, [(prompt.token_ids, sampling) for prompt in prompts])
+    completion = _answer(request, name, model, prompts)
+    return await answer(
+        http_request,
+        state,
+        choices,
+        chunks=(lambda: CompletionChunks(completion)) if request.stream else None,
+        whole=completion.whole,
+    )
+
+
+async def _prompt(
+    prompt: str | list[int], request: CompletionRequest, model: LoadedModel, limits: ModelLimits, max_tokens: int
+) -> EchoedPrompt:
+    if isinstance(prompt, str):
+        token_ids = await model.prompts.encode(prompt, add_special_tokens=request.add_special_tokens)
+    else:
+        check_prompt_ids(prompt, limits.vocab_size, "prompt")
+        token_ids = prompt
+    kept = truncate_prompt(
+        token_ids, request.truncate_prompt_tokens, max_model_len=limits.max_model_len, max_tokens=max_tokens
+    )
+    if not request.echo:
+        return EchoedPrompt(kept)
+    if isinstance(prompt, str) and len(kept) == len(token_ids):
+        return EchoedPrompt(kept, prompt)
+    return EchoedPrompt(
+        kept, model.tokenizer.decode(kept, skip_special_tokens=request.skip_special_tokens is not False)
+    )
+
+
+def _answer(request: CompletionRequest, name: str, model: LoadedModel, prompts: list[EchoedPrompt]) -> CompletionAnswer:
+    n = request.n or 1
+    return CompletionAnswer(
+        head=AnswerHead("cmpl", "text_completion", name),
+        prompts=prompts,
+        choices_per_prompt=n,
+        usage=Usage([len(prompt.token_ids) for prompt in prompts], n, with_reasoning=False),
+        tokenizer=model.tokenizer,
+        logprobs=LogprobFormat(
+            model.tokenizer, request.logprobs or 0, as_token_ids=bool(request.return_tokens_as_token_ids)
+        ),
+        prompt_logprobs=LogprobFormat(model.tokenizer, request.prompt_logprobs or 0),
+        hidden_token_ids=model.tokenizer.special_token_ids if request.skip_special_tokens is not False else frozenset(),
+        echo=bool(request.echo),
+        wants_logprobs=request.logprobs is not None,
+        wants_prompt_logprobs=request.prompt_logprobs is not None,
+        wants_token_ids=bool(request.return_token_ids),
+        include_usage=request.include_usage,
+        continuous_usage=request.continuous_usage,
+    )

@@ -1,0 +1,56 @@
+"""Probes, metrics and the version. None of them needs an API key."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.http.json_bytes import json_bytes
+from services.frontend.http.schemas.responses import Health, Version
+from services.frontend.http.state import frontend_state
+
+router = APIRouter()
+
+_NOT_READY = {503: {"model": Health, "description": "No engine has answered, or the server drains."}}
+
+
+@router.get("/health/live", response_model=Health, response_model_exclude_none=True)
+async def live() -> Response:
+    """The process answers. It says nothing of engines: to restart a frontend would bring none back."""
+    return Response(json_bytes({"status": "alive"}), media_type="application/json")
+
+
+@router.get("/health/ready", response_model=Health, response_model_exclude_none=True, responses={**_NOT_READY})
+@router.get("/health", response_model=Health, response_model_exclude_none=True, responses={**_NOT_READY})
+async def ready(request: Request) -> Response:
+    """Requests are welcome: the server does not drain, and at least one model has an engine.
+
+    One model without engines does not take the others away; `models` tells which has one.
+    """
+    state = frontend_state(request)
+    status = "draining" if state.draining else "ready" if state.ready else "no engine"
+    models = {model.names[0]: model.engines.ready for model in state.models}
+    return Response(
+        json_bytes({"status": status, "models": models}), 200 if state.ready else 503, media_type="application/json"
+    )
+
+
+@router.get("/version", response_model=Version)
+async def show_version() -> Response:
+    """This server's version."""
+    return Response(json_bytes({"version": server_version()}), media_type="application/json")
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    state = frontend_state(request)
+    return Response(state.metrics.exposition(), headers={"content-type": state.metrics.content_type})
+
+
+def server_version() -> str:
+    try:
+        return version("tandem")
+    except PackageNotFoundError:  # run from the source tree
+        return "0.0.0+source"

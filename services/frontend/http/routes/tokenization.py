@@ -1,0 +1,58 @@
+"""POST /tokenize and /detokenize: what a prompt becomes, without running it."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.http.json_bytes import json_bytes
+from services.frontend.http.openapi import documented
+from services.frontend.http.parsing import parse_body
+from services.frontend.http.schemas.responses import Detokenized, Tokenized
+from services.frontend.http.schemas.tokenization import DetokenizeRequest, TokenizeRequest
+from services.frontend.http.state import frontend_state
+from services.frontend.prompts.limits import check_prompt_ids
+
+router = APIRouter()
+
+
+@router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
+async def tokenize(http_request: Request) -> Response:
+    """The token ids of a text, or of a conversation after its template."""
+    state = frontend_state(http_request)
+    request = await parse_body(http_request, TokenizeRequest)
+    _, model = state.model(request.model)
+    with state.preparing():
+        if request.prompt is not None:
+            token_ids = await model.prompts.encode(
+                request.prompt, add_special_tokens=request.add_special_tokens is not False
+            )
+        else:
+            token_ids = await model.prompts.encode_chat(
+                request.messages or [],
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                add_special_tokens=bool(request.add_special_tokens),
+                variables=request.chat_template_kwargs,
+            )
+    limits = model.engines.limits
+    body = {
+        "count": len(token_ids),
+        "max_model_len": None if limits is None else limits.max_model_len,
+        "tokens": token_ids,
+        "token_strs": [model.tokenizer.token_text(token_id) for token_id in token_ids]
+        if request.return_token_strs
+        else None,
+    }
+    return Response(json_bytes(body), media_type="application/json")
+
+
+@router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
+async def detokenize(http_request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    state = frontend_state(http_request)
+    request = await parse_body(http_request, DetokenizeRequest)
+    _, model = state.model(request.model)
+    check_prompt_ids(request.tokens, model.tokenizer.vocab_size, "tokens")
+    with state.preparing():
+        text = await model.prompts.decode(request.tokens)
+    return Response(json_bytes({"prompt": text}), media_type="application/json")

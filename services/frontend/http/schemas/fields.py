@@ -1,0 +1,115 @@
+"""JSON types as strict as JSON itself: no number from a string, no integer from true, no infinity."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+
+class RequestBody(BaseModel):
+    """A request's JSON. A field that it does not declare is ignored, with a warning the first time, except those
+    in `unsupported` (name to reason): they would change the answer, so a request that sets one is refused."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    unsupported: ClassVar[dict[str, str]] = {}
+
+
+def _whole(value: Any) -> Any:
+    # Some languages write every number with a point.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+WholeNumber = Annotated[int, BeforeValidator(_whole), Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+def is_token_ids(value: Any) -> bool:
+    """A list of integers only (JSON's true is none)."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _token_ids(value: Any) -> list[int]:
+    if not is_token_ids(value):
+        raise ValueError("must be a list of token ids (whole numbers)")
+    return value
+
+
+TokenIdList = Annotated[
+    list[int],
+    PlainValidator(_token_ids),
+    WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}}),
+]
+
+
+def _stop(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if "" in stops:
+        raise ValueError("must not hold an empty string: leave stop out, or send null or [], for no stop")
+    return stops
+
+
+StopStrings = Annotated[
+    list[str],
+    PlainValidator(_stop),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}]}
+    ),
+]
+
+
+def _prompt(value: Any) -> list[str | list[int]]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return value
+        if is_token_ids(value):
+            return [value]
+        if all(is_token_ids(item) for item in value):
+            return value
+    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+
+
+Prompts = Annotated[
+    list[str | list[int]],
+    PlainValidator(_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+                    "minItems": 1,
+                },
+            ]
+        }
+    ),
+]
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object from token ids to biases")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        # JSON's keys are strings; int() alone would also take "１", "1_0" and " 1".
+        if not (key.isascii() and key.isdigit() and len(key) <= 18):
+            raise ValueError(f"has the key {key[:64]!r}, which is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+            raise ValueError(f"has a bias for token id {key} that is no number")
+        if not -100 <= bias <= 100:
+            raise ValueError(f"has a bias for token id {key} that is not from -100 to 100")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+LogitBias = Annotated[
+    dict[int, float],
+    PlainValidator(_logit_bias),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]

@@ -1,0 +1,127 @@
+"""Serves the app with uvicorn: binds, says when it is ready, and leaves in order on SIGTERM.
+
+Leaving: not ready at once; after drain_delay (so that load balancers have noticed) no new connections; streams run
+to their end, and what still runs after shutdown_grace ends with an error of its own. A second signal leaves at once.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import os
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from services.frontend.generation import GenerationError
+from services.frontend.http.state import FrontendState
+from services.frontend.settings import FrontendSettings
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+# Longer than load balancers keep idle connections (60 s is usual), so that they never write into one just closed.
+_KEEP_ALIVE_SECONDS = 75
+# After the grace period streams are told their error; this is for clients that do not read it.
+_FAREWELL_SECONDS = 5
+
+
+class CannotListen(Exception):
+    """The address cannot be bound; the message says which, and why."""
+
+
+def serve(app: FastAPI, settings: FrontendSettings) -> int:
+    """Serve until a signal. Returns the exit status. Raises CannotListen."""
+    listener = bind(settings.host, settings.port)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_grace) + _FAREWELL_SECONDS,
+    )
+    server = Server(config, settings, app.state.frontend, listener.getsockname()[1])
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(server.serve(sockets=[listener]))
+        except SystemExit as error:  # uvicorn's word for a lifespan that failed; it has logged why
+            return error.code if isinstance(error.code, int) else 1
+    return server.exit_status
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises CannotListen."""
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+        )
+    except OSError as error:
+        raise CannotListen(
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port or --host."
+        ) from error
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with draining and the ready file."""
+
+    def __init__(self, config: uvicorn.Config, settings: FrontendSettings, state: FrontendState, port: int) -> None:
+        super().__init__(config)
+        self.exit_status = 0
+        self._settings = settings
+        self._state = state
+        self._port = port
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets=sockets)
+        if self.started and self._settings.ready_file is not None:
+            self._write_ready_file()
+        logger.info("Serving on http://%s:%d", self._settings.host, self._port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal handler. Unlike uvicorn's it does not raise the signal again at the end: exit status 0."""
+        if self._state.draining:
+            self.force_exit = True
+            self.should_exit = True
+            return
+        self._state.draining = True
+        delay = self._settings.drain_delay if sig == signal.SIGTERM else 0.0
+        logger.info("%s: not ready any more; connections are refused in %g seconds", signal.Signals(sig).name, delay)
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._stop_accepting)
+
+    def _stop_accepting(self) -> None:
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        farewell = GenerationError("this server is shutting down", 503, 1.0)
+        timer = asyncio.get_running_loop().call_later(self._settings.shutdown_grace, self._state.fail_all, farewell)
+        try:
+            await super().shutdown(sockets=sockets)
+        finally:
+            timer.cancel()
+
+    def _write_ready_file(self) -> None:
+        path = self._settings.ready_file
+        assert path is not None
+        # Whoever waits for it must never see half of it.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps({"port": self._port}))
+            temporary.replace(path)
+        except OSError as error:
+            logger.error("cannot write the ready file %s: %s", path, error.strerror)
+            self.exit_status = 1
+            self.should_exit = True

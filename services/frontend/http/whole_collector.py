@@ -1,0 +1,25 @@
+"""The collector of an answer that is not streamed: its reader wakes once, when everything is there."""
+
+import asyncio
+
+from services.frontend.output.collector import Collector, Delta
+
+
+class WholeCollector(Collector):
+    """`get` waits until every choice has finished, or one has failed."""
+
+    def __init__(self, num_choices: int) -> None:
+        super().__init__(num_choices)
+        self._unfinished = set(range(num_choices))
+        self._complete = asyncio.Event()
+
+    def put(self, index: int, delta: Delta) -> None:
+        super().put(index, delta)
+        if delta.finish_reason is not None:
+            self._unfinished.discard(index)
+        if delta.error is not None or not self._unfinished:
+            self._complete.set()
+
+    async def get(self) -> list[tuple[int, Delta]]:
+        await self._complete.wait()
+        return await super().get()

@@ -1,0 +1,103 @@
+"""One frontend process: loads its models' tokenizers, connects to their engines, serves HTTP."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from services.frontend.engines.pool import EnginePool
+from services.frontend.http.app import create_app
+from services.frontend.http.loaded_model import LoadedModel
+from services.frontend.http.server import CannotListen, serve
+from services.frontend.output.reasoning import REASONING_PARSERS
+from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
+from services.frontend.settings import EnginePoolSettings, FrontendSettings, ServedModel
+from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
+from shared.protocol import Welcome
+
+logger = logging.getLogger(__name__)
+
+_MAX_PROMPT_THREADS = 4
+
+
+def run(settings: FrontendSettings) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after an orderly end, 1 where it cannot start."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Their chatter at `info` is about themselves.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    threads = min(_MAX_PROMPT_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:
+        try:
+            models = [load_model(served, settings, executor) for served in served_models(settings)]
+            return serve(create_app(settings, models), settings)
+        except (TokenizerLoadError, CannotListen, ValueError) as error:
+            print(f"tandem frontend: {error}", file=sys.stderr)
+            return 1
+
+
+def served_models(settings: FrontendSettings) -> list[ServedModel]:
+    """The models of `models`, or the one of the flat fields. Raises ValueError where there is none, or both."""
+    if settings.models:
+        if settings.model:
+            raise ValueError("--model and --models are two ways to say one thing: use one of them")
+        return settings.models
+    if not settings.model:
+        raise ValueError("--model is needed: a local folder, or a name on the hub")
+    return [
+        ServedModel(
+            model=settings.model,
+            served_model_name=settings.served_model_name,
+            revision=settings.revision,
+            reasoning_parser=settings.reasoning_parser,
+            chat_template=settings.chat_template,
+            discovery=settings.discovery,
+            engine_addresses=settings.engine_addresses,
+        )
+    ]
+
+
+def load_model(served: ServedModel, settings: FrontendSettings, executor: Executor) -> LoadedModel:
+    """Load one model's tokenizer and template. Raises TokenizerLoadError, or ValueError for a setting."""
+    if served.reasoning_parser is not None and served.reasoning_parser not in REASONING_PARSERS:
+        raise ValueError(
+            f"there is no reasoning parser {served.reasoning_parser!r}; there are {', '.join(REASONING_PARSERS)}"
+        )
+    template = None if served.chat_template is None else read_template_file(served.chat_template)
+    tokenizer = Tokenizer.load(served.model, revision=served.revision, trust_remote_code=settings.trust_remote_code)
+    names = served.served_model_name or [served.model]
+    pool_settings = EnginePoolSettings(discovery=served.discovery, engine_addresses=served.engine_addresses)
+    return LoadedModel(
+        names=names,
+        root=served.model,
+        tokenizer=tokenizer,
+        template=ChatTemplate(tokenizer.hf, template),
+        engines=EnginePool(names[0], settings, pool_settings, agrees_with(tokenizer)),
+        executor=executor,
+        reasoning_parser=served.reasoning_parser,
+        reasoning_tags=settings.reasoning_tags,
+    )
+
+
+def agrees_with(tokenizer: Tokenizer) -> Callable[[Welcome], str | None]:
+    """Whether an engine's model goes with the tokenizer: why not, or None."""
+
+    def check(welcome: Welcome) -> str | None:
+        if tokenizer.vocab_size > welcome.limits.vocab_size:
+            return (
+                f"the tokenizer has {tokenizer.vocab_size} tokens and the model's vocabulary only "
+                f"{welcome.limits.vocab_size}: they are not of one model"
+            )
+        eos = tokenizer.eos_token_id
+        if eos is not None and eos not in welcome.limits.eos_token_ids:
+            # Not an error: a base model's tokenizer may name another one than its generation_config does.
+            logger.warning(
+                "The tokenizer's eos token is %d, but model %s ends at %s",
+                eos,
+                welcome.model,
+                welcome.limits.eos_token_ids,
+            )
+        return None
+
+    return check

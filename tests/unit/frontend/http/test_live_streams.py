@@ -1,0 +1,196 @@
+"""Over real sockets: clients that leave, clients that read slowly, and the openai client."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from echo_app import EchoPool, LiveServer, parse_events
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.002)
+
+
+def post(server: LiveServer, path: str, body: dict) -> socket.socket:
+    """Send a request on a connection of its own."""
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def answers(server: LiveServer) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        assert [model.id for model in client.models.list()] == ["echo", "echo/alias"]
+
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves(live: LiveServer, pool: EchoPool, stream, queued, n):
+    """Every child is aborted at once: streamed or not, running or still waiting for its first token."""
+    pool.hold_after = 0 if queued else 2
+    connection = post(live, "/v1/chat/completions", {**CHAT, "stream": stream, "n": n})
+    until(lambda: len(pool.running) == n and sum(pool.delivered.values()) == (0 if queued else 2 * n))
+    connection.close()
+    until(lambda: not pool.running)
+    assert sorted(pool.aborted) == sorted(generation.request_id for generation in pool.submitted)
+    pool.hold_after = None
+    answers(live)
+
+
+def test_a_client_that_leaves_before_it_has_sent_all(live: LiveServer, pool: EchoPool):
+    connection = socket.create_connection(("127.0.0.1", live.port))
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n")
+    connection.sendall(b'Content-Length: 100\r\n\r\n{"prompt": ')
+    connection.close()
+    answers(live)
+    assert not pool.submitted
+
+
+def test_a_client_that_reads_slowly_loses_nothing(live: LiveServer, pool: EchoPool):
+    """While it does not read, its tokens are merged: fewer, larger chunks, and every character."""
+    pool.limits.max_model_len = 10**6  # type: ignore[union-attr]
+    pool.reply = "".join(chr(97 + number % 26) for number in range(40_000))
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", live.port))
+    connection.settimeout(20)
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body) + body
+    )
+    until(lambda: bool(pool.submitted) and not pool.running)
+    data = b""
+    while piece := connection.recv(1 << 16):
+        data += piece
+    connection.close()
+    stream = parse_events(unchunk(data))
+    contents = [choice["delta"].get("content", "") for event in stream for choice in event["choices"]]
+    assert "".join(contents) == pool.reply
+    assert len(contents) < 20_000
+    assert max(map(len, contents)) > 1000
+
+
+def unchunk(response: bytes) -> str:
+    _, _, rest = response.partition(b"\r\n\r\n")
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return body.decode()
+
+
+def test_a_chunked_body_over_the_limit(live: LiveServer):
+    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+        answer = b""
+        try:
+            for _ in range(64):
+                connection.sendall(piece)
+        except OSError:  # it has hung up on us, as it should
+            pass
+        try:
+            answer = connection.recv(1 << 16)
+        except OSError:
+            pytest.skip("the answer was lost to the reset of the connection")
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_the_openai_client(live: LiveServer):
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="echo",
+            messages=[{"role": "user", "content": "héllo"}],
+            temperature=0.5,
+            top_p=0.9,
+            seed=1,
+            n=2,
+            stop=["zzz"],
+            logprobs=True,
+            top_logprobs=2,
+            max_completion_tokens=100,
+            extra_body={"top_k": 5},
+        )
+        assert [choice.message.content for choice in answer.choices] == ["user:héllo|assistant:"] * 2
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+        assert answer.choices[0].logprobs is not None
+        stream = client.chat.completions.create(
+            model="echo",
+            messages=[{"role": "user", "content": "héllo"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "user:héllo|assistant:"
+        assert chunks[-1].usage is not None
+        completion = client.completions.create(model="echo", prompt=["ab", "cd"], echo=True, logprobs=1)
+        assert [choice.text for choice in completion.choices] == ["abab", "cdcd"]
+        assert client.models.retrieve("echo/alias").id == "echo/alias"
+
+
+def test_the_openai_clients_errors(live: LiveServer, pool: EchoPool):
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0) as client:
+        ask = client.chat.completions.create
+        messages = [{"role": "user", "content": "hi"}]
+        with pytest.raises(openai.NotFoundError) as missing:
+            ask(model="nope", messages=messages)  # type: ignore[arg-type]
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            ask(model="echo", messages=messages, top_p=0)  # type: ignore[arg-type]
+        assert bad.value.param == "top_p"
+        pool.fail_after = 4
+        with pytest.raises(openai.APIError, match="the engine died"):
+            for _ in ask(model="echo", messages=messages, stream=True):  # type: ignore[arg-type]
+                pass
+
+
+def test_many_openai_clients_at_once(live: LiveServer):
+    async def one(client: openai.AsyncOpenAI, number: int) -> str:
+        content = f"number {number} 👩‍👧"
+        messages = [{"role": "user", "content": content}]
+        stream = await client.chat.completions.create(model="echo", messages=messages, stream=True)  # type: ignore[arg-type]
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == f"user:{content}|assistant:"
+        return text
+
+    async def all_of_them() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(one(client, number) for number in range(32)))
+
+    assert len(set(asyncio.run(all_of_them()))) == 32
+
+
+def test_malformed_bodies_do_not_disturb_others(live: LiveServer):
+    with ThreadPoolExecutor(4) as threads:
+        bad = [threads.submit(_answer_to, live, body) for body in (b"{", b"\xff", b"[" * 9999, b'{"messages": 5}') * 5]
+        answers(live)
+        assert {job.result() for job in bad} == {b"HTTP/1.1 400"}
+
+
+def _answer_to(server: LiveServer, body: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body) + body
+        )
+        return connection.recv(1 << 16)[:12]

@@ -1,0 +1,92 @@
+"""Models, tokenization, health, version, and the OpenAPI document."""
+
+from echo_app import EOS, MAX_MODEL_LEN, Call, EchoPool
+
+from services.frontend.http.app import create_app
+from services.frontend.http.schemas.responses import Detokenized, ModelCard, ModelList, Tokenized
+
+
+def test_models(call):
+    listed = ModelList.model_validate_json(call.get("/v1/models").content)
+    assert [card.id for card in listed.data] == ["echo", "echo/alias"]
+    assert listed.data[0].max_model_len == MAX_MODEL_LEN
+    for path in ("/v1/models/echo/alias", "/v1/models/echo%2Falias"):
+        assert ModelCard.model_validate_json(call.get(path).content).id == "echo/alias"
+
+
+def test_tokenize_and_back(call, pool: EchoPool):
+    for text in ("héllo 👩‍👧", "", EOS, "a" * 5000):
+        tokenized = Tokenized.model_validate_json(call.post("/tokenize", {"prompt": text}).content)
+        assert tokenized.count == len(tokenized.tokens)
+        assert tokenized.max_model_len == MAX_MODEL_LEN
+        back = Detokenized.model_validate_json(call.post("/detokenize", {"tokens": tokenized.tokens}).content)
+        assert back.prompt == text
+
+
+def test_tokenize_a_conversation(call, pool: EchoPool):
+    body = {"messages": [{"role": "user", "content": "a"}], "return_token_strs": True}
+    tokenized = call.post("/tokenize", body).json()
+    assert "".join(tokenized["token_strs"]) == "user:a|assistant:"
+    call.chat("a")
+    assert pool.submitted[0].prompt_token_ids == tokenized["tokens"]
+
+
+def test_tokenize_without_an_engine(call, pool: EchoPool):
+    pool.ready, pool.limits = False, None
+    assert call.post("/tokenize", {"prompt": "a"}).json()["max_model_len"] is None
+
+
+def test_half_a_character_detokenized(call, pool: EchoPool):
+    first, _ = pool.tokenizer.encode("é", add_special_tokens=False)
+    assert call.post("/detokenize", {"tokens": [first]}).json()["prompt"] == "\ufffd"
+
+
+def test_health(app, call, pool: EchoPool):
+    assert call.get("/health/live").json() == {"status": "alive"}
+    assert call.get("/health/ready").json() == {"status": "ready", "models": {"echo": True}}
+    pool.ready = False
+    for path in ("/health/ready", "/health"):
+        response = call.get(path)
+        assert (response.status_code, response.json()["status"]) == (503, "no engine")
+    assert call.get("/health/live").status_code == 200
+    pool.ready = True
+    app.state.frontend.draining = True
+    assert (call.get("/health").status_code, call.get("/health").json()["status"]) == (503, "draining")
+    assert call.chat().status_code == 200  # while load balancers have not noticed yet
+
+
+def test_ready_with_one_of_two_models(settings, make_model, tokenizer):
+    dead = EchoPool(tokenizer)
+    dead.ready = False
+    call = Call(create_app(settings, [make_model(names=["a"]), make_model(names=["b"], engines=dead)]))
+    response = call.get("/health/ready")
+    assert response.status_code == 200
+    assert response.json()["models"] == {"a": True, "b": False}
+    assert call.chat(model="b").status_code == 503
+
+
+def test_version(call):
+    assert set(call.get("/version").json()) == {"version"}
+
+
+def test_the_openapi_document_is_whole(call):
+    document = call.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    fields = schemas["ChatCompletionRequest"]["properties"]
+    assert {"messages", "temperature", "stop", "stream_options", "chat_template_kwargs"} <= set(fields)
+    assert fields["max_completion_tokens"]["description"]
+    assert schemas["CompletionRequest"]["required"] == ["prompt"]
+    references = _references(document)
+    assert references
+    assert all(reference.removeprefix("#/components/schemas/") in schemas for reference in references)
+    answers = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert {"400", "401", "404", "413", "415", "429", "503", "504"} <= set(answers)
+    assert call.get("/docs").status_code == 200
+
+
+def _references(node) -> list[str]:
+    if isinstance(node, dict):
+        found = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return found + [ref for value in node.values() for ref in _references(value)]
+    return [ref for item in node for ref in _references(item)] if isinstance(node, list) else []
