@@ -48,7 +48,7 @@ def sample_truncated(logits: Tensor, maxima: Tensor, rows: TruncatedRows, weighe
             return drawn.squeeze(1)
         drawn[open_rows], settled = _race_of_leaders(logits, maxima, rows.take(open_rows), count, weigher)
         open_rows = open_rows[~settled.squeeze(1)]
-    for index in open_rows.split(1):
+    for index in open_rows.unsqueeze(1):
         row = rows.take(index)
         ids, weights = survivors(logits[int(row.row)], row, weigher)
         drawn[index] = ids[race(weights.unsqueeze(0), row.keys, ids.unsqueeze(0))]
