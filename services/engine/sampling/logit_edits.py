@@ -1,0 +1,119 @@
+"""What changes a row's logits before anything is drawn: allowed and banned tokens, bias, penalties, grammars.
+
+Only rows that ask for something are touched, and of those only the tokens concerned. Masks *add* minus
+infinity, so that NaN stays NaN and a broken row is noticed even under a mask.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.sampling.row_state import RowState
+
+_BITS = 32
+_MASKED_ROWS_AT_ONCE = 16
+
+
+class LogitEdits:
+    """The edits of one batch's rows. What the parameters alone decide is laid out once; what the output so far
+    decides is looked up at each step."""
+
+    def __init__(self, states: Sequence[RowState], device: torch.device) -> None:
+        self._device = device
+        self._by_output: list[tuple[int, RowState]] = []
+        self._penalized: list[tuple[int, RowState]] = []
+        allowed: list[tuple[int, int]] = []
+        allowed_rows: list[int] = []
+        self._added: list[tuple[int, int, float]] = []
+        for row, state in enumerate(states):
+            params = state.params
+            if state.error is not None:
+                continue
+            if params.allowed_token_ids is not None:
+                allowed_rows.append(row)
+                allowed += [(row, token_id) for token_id in params.allowed_token_ids]
+            self._added += [(row, word[0], -np.inf) for word in params.bad_words_token_ids if len(word) == 1]
+            self._added += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
+            if state.bans_by_output:
+                self._by_output.append((row, state))
+            if state.has_penalties:
+                self._penalized.append((row, state))
+        self._allowed_rows = torch.tensor(allowed_rows, dtype=torch.int64, device=device)
+        self._allowed = torch.tensor(allowed, dtype=torch.int64, device=device).reshape(-1, 2).unbind(1)
+        self._static_additions = self._additions(self._added) if self._added else None
+        self._factors = torch.tensor(
+            [
+                [s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty]
+                for _, s in self._penalized
+            ],
+            dtype=torch.float32,
+            device=device,
+        ).reshape(-1, 3)
+
+    @property
+    def any(self) -> bool:
+        return bool(len(self._allowed_rows) or self._added or self._by_output or self._penalized)
+
+    def apply(self, logits: Tensor) -> None:
+        """Change the batch's float32 logits [rows, vocab] in place."""
+        if len(self._allowed_rows):
+            kept = logits[self._allowed]
+            logits[self._allowed_rows] -= torch.inf
+            logits.index_put_(self._allowed, kept)
+        if self._static_additions is not None:
+            rows, ids, values = self._static_additions
+            logits.index_put_((rows, ids), values, accumulate=True)
+        if self._by_output:
+            bans = [(row, token_id, -np.inf) for row, state in self._by_output for token_id in state.banned_now()]
+            if bans:
+                rows, ids, values = self._additions(bans)
+                logits.index_put_((rows, ids), values, accumulate=True)
+        if self._penalized:
+            self._apply_penalties(logits)
+
+    def _apply_penalties(self, logits: Tensor) -> None:
+        counts = [(row, state.counts) for row, state in self._penalized if state.counts is not None]
+        sizes = np.array([len(count.ids) for _, count in counts])
+        rows = self._to_device(np.repeat(np.array([row for row, _ in counts]), sizes))
+        ids = self._to_device(np.concatenate([count.ids for _, count in counts]))
+        output_counts = self._to_device(np.concatenate([count.output_counts for _, count in counts]))
+        factors = self._factors[self._to_device(np.repeat(np.arange(len(counts)), sizes))]
+        repetition, frequency, presence = factors.unbind(1)
+        values = logits[rows, ids]
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= frequency * output_counts
+        values -= presence * (output_counts > 0)
+        logits.index_put_((rows, ids), values)
+
+    def _additions(self, entries: Sequence[tuple[int, int, float]]) -> tuple[Tensor, Tensor, Tensor]:
+        rows, ids, values = zip(*entries, strict=True)
+        return (
+            torch.tensor(rows, dtype=torch.int64, device=self._device),
+            torch.tensor(ids, dtype=torch.int64, device=self._device),
+            torch.tensor(values, dtype=torch.float32, device=self._device),
+        )
+
+    def _to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+    """Ban in place what a packed mask bans: int32 [rows, ceil(vocab / 32)]; bit id % 32 of word id // 32 is set
+    where the token is allowed (the layout of xgrammar and of vLLM). Rows of -1 alone are left as they are.
+
+    Raises ValueError for a mask of another shape or type.
+    """
+    rows, vocab_size = logits.shape
+    if bitmask.dtype != torch.int32 or bitmask.shape != (rows, -(-vocab_size // _BITS)):
+        raise ValueError(
+            f"a token bitmask for logits {tuple(logits.shape)} must be int32 {(rows, -(-vocab_size // _BITS))}, "
+            f"not {bitmask.dtype} {tuple(bitmask.shape)}"
+        )
+    masked = (bitmask != -1).any(dim=1).nonzero().squeeze(1)
+    shifts = torch.arange(_BITS, dtype=torch.int32, device=logits.device)
+    for chunk in masked.split(_MASKED_ROWS_AT_ONCE):
+        banned = ((bitmask[chunk].unsqueeze(2) >> shifts) & 1 == 0).flatten(1)[:, :vocab_size]
+        addition = torch.zeros_like(banned, dtype=torch.float32).masked_fill_(banned, -torch.inf)
+        logits.index_add_(0, chunk, addition)
