@@ -54,7 +54,7 @@ class TorchExecutor:
         max_model_len = settings.max_model_len or limits.max_model_len
         if max_model_len > limits.max_model_len:
             raise ModelLoadError(
-                f"--max-model-len {max_model_len} is more than the model's own context of {limits.max_model_len} tokens."
+                f"--max-model-len {max_model_len} is more than the model's own limit of {limits.max_model_len} tokens."
             )
         torch.set_num_threads(settings.threads or usable_cores())
         loaded = load_model(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from services.engine.model.batch import Batch
 from services.engine.model.kv_pool import KVPool
@@ -101,7 +101,7 @@ class TorchAttention:
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, options: AttentionOptions) -> Tensor:
     if options.soft_cap is None:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=options.scale)
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=options.scale)
     scores = (query @ key.transpose(-1, -2)).float() * options.scale
     scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)

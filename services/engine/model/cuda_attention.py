@@ -67,7 +67,7 @@ class VarlenAttention:
         longest_query, longest = max(batch.query_lens_list), max(batch.context_lens_list)
         if self._reads_block_tables:
             # One split: with more, the order of summation depends on the longest sequence of the batch.
-            return varlen_attn(
+            out = varlen_attn(
                 query,
                 keys,
                 values,
@@ -80,11 +80,15 @@ class VarlenAttention:
                 num_splits=1,
                 **shared,
             )
+            assert isinstance(out, Tensor)  # a pair only where the log-sum-exp is asked for
+            return out
         key_starts = torch.zeros_like(batch.query_starts)
         key_starts[1:] = batch.context_lens.cumsum(0)
         slots = self._context_slots(batch, key_starts)
         key, value = keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots]
-        return varlen_attn(query, key, value, batch.query_starts, key_starts, longest_query, longest, **shared)
+        out = varlen_attn(query, key, value, batch.query_starts, key_starts, longest_query, longest, **shared)
+        assert isinstance(out, Tensor)  # a pair only where the log-sum-exp is asked for
+        return out
 
     def _context_slots(self, batch: Batch, key_starts: Tensor) -> Tensor:
         """The slots of all sequences' contexts, one after another."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from services.engine.model.attention import Attention, AttentionOptions
 from services.engine.model.batch import MIN_ROWS, Batch
@@ -76,7 +76,7 @@ class Decoder:
         """The logits [len(rows), vocab_size] of these rows; every token's keys and values go to the pool."""
         config, ops = self.config, self._ops
         epsilon = config.rms_norm_epsilon
-        residual = F.embedding(batch.token_ids, self._embeddings).to(self._dtype)
+        residual = functional.embedding(batch.token_ids, self._embeddings).to(self._dtype)
         delta: Tensor | None = None
         for i, layer in enumerate(self._layers):
             if delta is None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from services.engine.model.batch import Batch
 from services.engine.model.kv_pool import KVPool
@@ -89,7 +89,7 @@ class TorchDecoderOps:
 
     def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return functional.silu(gate) * up
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

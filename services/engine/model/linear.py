@@ -8,8 +8,8 @@ from functools import cache
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Linear(Protocol):
@@ -24,7 +24,7 @@ class PlainLinear:
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return functional.linear(x, self._weight, self._bias)
 
 
 class PackedLinear:

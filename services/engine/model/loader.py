@@ -126,7 +126,7 @@ def _hf_config(folder: Path, trust_remote_code: bool) -> Any:
     if quantization:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else "?"
         raise ModelLoadError(
-            f"The model in {folder} is quantized ({method}), which is not supported: use its bfloat16 or float16 weights."
+            f"The model in {folder} is quantized ({method}), which is not supported: use its unquantized weights."
         )
     return config
 
@@ -146,5 +146,4 @@ def _dtype(dtype: str, config: Any) -> torch.dtype:
         return DTYPES[dtype]
     text_config = config.get_text_config(decoder=True)
     found = getattr(text_config, "dtype", None) or getattr(config, "dtype", None)
-    found = DTYPES.get(found) if isinstance(found, str) else found
-    return found if found in DTYPES.values() else torch.float32
+    return DTYPES.get(str(found).removeprefix("torch."), torch.float32)

@@ -167,7 +167,7 @@ class TransformersModel:
 
 def _load(config: Any, folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -177,6 +177,7 @@ def _load(config: Any, folder: Path, dtype: torch.dtype, trust_remote_code: bool
             local_files_only=True,
             output_loading_info=True,
         )
+        model, report = loaded
     except Exception as error:  # transformers raises many kinds, often over many lines
         reason = " ".join(str(error).split())
         raise ModelLoadError(f"transformers cannot load the model in {folder}: {reason[:300]}") from error

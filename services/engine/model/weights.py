@@ -72,7 +72,7 @@ class Checkpoint:
         tensor: Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
-                f"The tensor {name} in {self._folder} has shape {tuple(tensor.shape)}; its config.json asks for {shape}."
+                f"The tensor {name} in {self._folder} has shape {tuple(tensor.shape)}; config.json asks for {shape}."
             )
         if tensor.dtype not in _FLOATS:
             raise ModelLoadError(
