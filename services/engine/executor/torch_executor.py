@@ -14,12 +14,12 @@ from services.engine.executor.interface import ModelDescription
 from services.engine.model.batch import Batch, build_batch
 from services.engine.model.cpu_threads import usable_cores
 from services.engine.model.errors import ModelLoadError
-from services.engine.model.kv_budget import count_kv_blocks
+from services.engine.model.kv_budget import size_kv_cache
 from services.engine.model.kv_pool import KVPool, block_bytes
 from services.engine.model.loader import LoadedModel, load_model
 from services.engine.request import Request, RequestKey, SampledToken, ScheduledRequest, Step
 from services.engine.settings import EngineSettings
-from shared.model_source import ModelSourceError, fingerprint, read_config_limits, resolve_model_folder
+from shared.model_source import fingerprint, read_config_limits, resolve_model_folder
 from shared.protocol import ModelLimits, TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class TokenSampler(Protocol):
 
 
 class TorchExecutor:
-    """The executor of executor/interface.py. Raises ModelLoadError where the model cannot be served as configured.
+    """The executor of executor/interface.py. Raises ModelSourceError (ModelLoadError is one) where the model cannot
+    be found, or not be served as configured.
 
     `sampler` is the engine's own unless a test brings another; `use_kernels` False keeps the model to PyTorch's
     operations.
@@ -45,12 +46,9 @@ class TorchExecutor:
     def __init__(
         self, settings: EngineSettings, *, sampler: TokenSampler | None = None, use_kernels: bool = True
     ) -> None:
-        try:
-            folder = resolve_model_folder(settings.model, settings.revision, code=settings.trust_remote_code)
-            limits = read_config_limits(folder)
-            weights_fingerprint = fingerprint(folder)
-        except ModelSourceError as error:
-            raise ModelLoadError(str(error)) from error
+        folder = resolve_model_folder(settings.model, settings.revision, code=settings.trust_remote_code)
+        limits = read_config_limits(folder)
+        weights_fingerprint = fingerprint(folder)
         max_model_len = settings.max_model_len or limits.max_model_len
         if max_model_len > limits.max_model_len:
             raise ModelLoadError(
@@ -66,7 +64,7 @@ class TorchExecutor:
             use_kernels=use_kernels,
         )
         self._loaded: LoadedModel | None = loaded
-        num_blocks = count_kv_blocks(loaded, settings, max_model_len)
+        num_blocks, max_model_len = size_kv_cache(loaded, settings, max_model_len)
         self._pool = KVPool(
             loaded.model.kv_layers,
             num_blocks=num_blocks,
@@ -174,9 +172,12 @@ class TorchExecutor:
         at = len(rows)
         for i, request, start, count in scoring:
             next_ids = request.token_ids[start + 1 : start + 1 + count]
-            results[i].prompt_logprobs = self._sampler.prompt_logprobs(
-                logits[at : at + count], next_ids, request.sampling.prompt_logprobs or 0
-            )
+            try:
+                results[i].prompt_logprobs = self._sampler.prompt_logprobs(
+                    logits[at : at + count], next_ids, request.sampling.prompt_logprobs or 0
+                )
+            except ValueError as error:  # NaN in this request's logits
+                results[i] = SampledToken(error=str(error))
             at += count
 
 

@@ -71,8 +71,10 @@ class TorchAttention:
         visible = positions < lengths
         if options.window is not None:
             visible &= positions >= lengths - options.window
-        # What lies beyond a sequence's end is another's, and may be NaN: zero weights alone would not silence it.
-        value = value.masked_fill(~visible[:, None, :, None], 0)
+        # What lies beyond a sequence's end is another's, and may be NaN, which neither a mask nor a weight of zero
+        # silences.
+        hidden = ~visible[:, None, :, None]
+        key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
         query = query.view(sequences, key.shape[1], -1, head_dim)
         return _attention(query, key, value, visible[:, None, None, :], options).reshape(sequences, q_heads, head_dim)
 

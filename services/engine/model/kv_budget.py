@@ -1,6 +1,7 @@
 """How many KV blocks the memory holds, and whether one request of the longest allowed length fits into them."""
 
 import gc
+import logging
 
 import torch
 
@@ -15,8 +16,12 @@ from shared.sampling_params import SamplingParams
 GIB = 1024**3
 
 
-def count_kv_blocks(loaded: LoadedModel, settings: EngineSettings, max_model_len: int) -> int:
-    """The pool's size by the settings. Raises ModelLoadError where not even one request would fit."""
+logger = logging.getLogger(__name__)
+
+
+def size_kv_cache(loaded: LoadedModel, settings: EngineSettings, max_model_len: int) -> tuple[int, int]:
+    """The pool's blocks by the settings, and the length that a request may have: `max_model_len`, or what fits where
+    the settings leave that open. Raises ModelLoadError where they ask for a length that does not fit."""
     size = block_bytes(loaded.model.kv_layers, settings.block_size, loaded.dtype)
     needed = -(-max_model_len // settings.block_size)
     if settings.num_kv_blocks is not None:
@@ -28,15 +33,24 @@ def count_kv_blocks(loaded: LoadedModel, settings: EngineSettings, max_model_len
     else:
         blocks = int(settings.kv_cache_memory * GIB) // size
         remedy = f"raise --kv-cache-memory from {settings.kv_cache_memory:g} to at least {needed * size / GIB:.3g} GiB"
-    if blocks < needed:
-        held = max(blocks, 0) * settings.block_size
+    if blocks >= needed:
+        return blocks, max_model_len
+    held = max(blocks, 0) * settings.block_size
+    if held == 0:
+        raise ModelLoadError(f"There is no memory for a KV cache; one request needs {needed} blocks: {remedy}.")
+    if settings.max_model_len is not None:
         raise ModelLoadError(
             f"The KV cache would hold {held} tokens, but one request may have {max_model_len}: lower --max-model-len "
             f"to {held} or less, or {remedy}."
-            if held
-            else f"There is no memory for a KV cache, and one request may have {max_model_len} tokens: {remedy}."
         )
-    return blocks
+    logger.warning(
+        "The KV cache holds %d tokens, so a request may have no more, though the model itself allows %d: for longer "
+        "ones, %s.",
+        held,
+        max_model_len,
+        remedy,
+    )
+    return blocks, held
 
 
 def _free_gpu_bytes(loaded: LoadedModel, settings: EngineSettings) -> int:
