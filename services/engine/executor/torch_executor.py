@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.engine.executor.interface import ModelDescription
 from services.engine.model.batch import Batch, build_batch
-from services.engine.model.cpu_threads import usable_cores
+from services.engine.model.cpu_threads import usable_threads
 from services.engine.model.errors import ModelLoadError
 from services.engine.model.kv_budget import size_kv_cache
 from services.engine.model.kv_pool import KVPool, block_bytes
@@ -54,7 +54,7 @@ class TorchExecutor:
             raise ModelLoadError(
                 f"--max-model-len {max_model_len} is more than the model's own limit of {limits.max_model_len} tokens."
             )
-        torch.set_num_threads(settings.threads or usable_cores())
+        torch.set_num_threads(settings.threads or usable_threads())
         loaded = load_model(
             folder,
             dtype=settings.dtype,
@@ -103,6 +103,13 @@ class TorchExecutor:
     def num_blocks(self) -> int:
         return self._pool.num_blocks
 
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model, for benchmarks. Raises RuntimeError once the executor is closed."""
+        if self._loaded is None:
+            raise RuntimeError("The executor is closed.")
+        return self._loaded
+
     @torch.inference_mode()
     def execute(self, step: Step) -> list[SampledToken]:
         results = [SampledToken() for _ in step.scheduled]
@@ -147,8 +154,6 @@ class TorchExecutor:
         return valid
 
     def _run(self, shares: list[tuple[int, ScheduledRequest]], batch: Batch, results: list[SampledToken]) -> None:
-        if self._loaded is None:
-            raise RuntimeError("The executor is closed.")
         sampling: list[tuple[int, Request]] = []
         scoring: list[tuple[int, Request, int, int]] = []  # result, request, first position, number of positions
         rows: list[int] = []
@@ -163,7 +168,7 @@ class TorchExecutor:
                 prompt_rows += range(row, row + count)
             row += share.num_tokens
         row_indices = torch.tensor(rows + prompt_rows, dtype=torch.int64, device=self._device)
-        logits = self._loaded.model.forward(batch, row_indices, self._attention)
+        logits = self.loaded.model.forward(batch, row_indices, self._attention)
 
         if sampling:
             tokens = self._sampler.sample(logits[: len(rows)], [request for _, request in sampling])

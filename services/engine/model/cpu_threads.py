@@ -7,8 +7,12 @@ _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
 
-def usable_cores() -> int:
-    """Cores of this process: its affinity, and no more than its control group's quota (rounded down, at least 1)."""
+def usable_threads() -> int:
+    """OMP_NUM_THREADS where it is set; else the cores of this process: its affinity, and no more than its control
+    group's quota (rounded down, at least 1)."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         if _CGROUP_V2.is_file():

@@ -16,12 +16,6 @@ enum {
     MAX_HEAD_DIM = 256,
 };
 
-INLINE vint lane_indices(void) {
-    vint indices;
-    for (int lane = 0; lane < LANES; lane++) indices[lane] = lane;
-    return indices;
-}
-
 typedef struct {
     const void *query;  // [rows, q_heads, head_dim], rows of all sequences one after another
     const void *keys;   // [blocks, block_size, kv_heads, head_dim]
@@ -48,14 +42,8 @@ typedef struct {
 
 static _Thread_local Scratch thread_scratch;
 
+// Swaps ever larger off-diagonal squares: log2(LANES) passes of two-source shuffles.
 INLINE void transpose(vfloat rows[LANES]) {
-#ifdef __clang__
-    float copy[LANES][LANES];
-    memcpy(copy, rows, sizeof copy);
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < LANES; j++) rows[i][j] = copy[j][i];
-#else
-    // Swaps ever larger off-diagonal squares: log2(LANES) passes of two-source shuffles.
 #pragma GCC unroll 4
     for (int size = 1; size < LANES; size *= 2) {
         vint low = lane_indices(), high = lane_indices();
@@ -67,22 +55,42 @@ INLINE void transpose(vfloat rows[LANES]) {
         for (int i = 0; i < LANES; i++) {
             if (i & size) continue;
             vfloat a = rows[i], b = rows[i + size];
-            rows[i] = __builtin_shuffle(a, b, low);
-            rows[i + size] = __builtin_shuffle(a, b, high);
+            rows[i] = shuffle(a, b, low);
+            rows[i + size] = shuffle(a, b, high);
         }
     }
-#endif
 }
 
-// The keys (transposed) and values of `count` positions from `first` on, as float32; nothing where there are none.
-INLINE void load_tile(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t first, int64_t count,
-                      Scratch *s, int is_bf16) {
-    int64_t at[KEYS];
+INLINE int64_t tile_length(int64_t first, int64_t last_position) {
+    int64_t left = last_position + 1 - first;
+    return left < 0 ? 0 : left < KEYS ? left : KEYS;
+}
+
+// Where the `count` positions from `first` on begin in the pool, in elements.
+INLINE void locate_tile(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t first, int64_t count,
+                        int64_t at[KEYS]) {
+    int64_t block = first / a->block_size, offset = first % a->block_size;
     for (int64_t j = 0; j < count; j++) {
-        int64_t position = first + j;
-        int64_t slot = block_table[position / a->block_size] * a->block_size + position % a->block_size;
-        at[j] = (slot * a->kv_heads + kv_head) * a->head_dim;
+        at[j] = ((block_table[block] * a->block_size + offset) * a->kv_heads + kv_head) * a->head_dim;
+        if (++offset == a->block_size) {
+            block++;
+            offset = 0;
+        }
     }
+}
+
+// Blocks lie anywhere, so the processor does not guess which memory comes next.
+INLINE void prefetch_tile(const Attention *a, const int64_t at[KEYS], int64_t count, int is_bf16) {
+    int64_t bytes = is_bf16 ? 2 : 4;
+    for (int64_t j = 0; j < count; j++)
+        for (int64_t byte = 0; byte < a->head_dim * bytes; byte += 64) {
+            __builtin_prefetch((const char *)a->keys + at[j] * bytes + byte);
+            __builtin_prefetch((const char *)a->values + at[j] * bytes + byte);
+        }
+}
+
+// The keys (transposed) and values of `count` positions, as float32; zeros in the places of further keys.
+INLINE void load_tile(const Attention *a, const int64_t at[KEYS], int64_t count, Scratch *s, int is_bf16) {
     int64_t vectors = (a->head_dim + LANES - 1) / LANES;
     for (int64_t v = 0; v < vectors; v++) {
         int64_t left = a->head_dim - v * LANES;
@@ -106,9 +114,12 @@ INLINE void add_values(Scratch *s, int64_t row, int64_t vectors, int64_t v, int 
     vfloat sums[ROWS][4];
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < width; w++) sums[r][w] = s->sums[(row + r) * vectors + v + w] * corrections[r];
-    for (int64_t j = 0; j < count; j++)
+    for (int64_t j = 0; j < count; j++) {
+        vfloat values[4];
+        for (int w = 0; w < width; w++) values[w] = s->values[j * vectors + v + w];
         for (int r = 0; r < ROWS; r++)
-            for (int w = 0; w < width; w++) sums[r][w] += weights[r][j] * s->values[j * vectors + v + w];
+            for (int w = 0; w < width; w++) sums[r][w] += weights[r][j] * values[w];
+    }
     for (int r = 0; r < ROWS; r++)
         for (int w = 0; w < width; w++) s->sums[(row + r) * vectors + v + w] = sums[r][w];
 }
@@ -118,10 +129,13 @@ INLINE void attend_rows(const Attention *a, Scratch *s, int64_t row, int64_t fir
     int64_t vectors = (a->head_dim + LANES - 1) / LANES;
     vfloat scores[ROWS][KEYS / LANES] = {};
     const float *query = (const float *)s->query + row * vectors * LANES;
-    for (int64_t d = 0; d < a->head_dim; d++)
+    for (int64_t d = 0; d < a->head_dim; d++) {
+        vfloat keys[KEYS / LANES];
+        for (int part = 0; part < KEYS / LANES; part++) keys[part] = s->keys[d * (KEYS / LANES) + part];
         for (int r = 0; r < ROWS; r++)
             for (int part = 0; part < KEYS / LANES; part++)
-                scores[r][part] += query[r * vectors * LANES + d] * s->keys[d * (KEYS / LANES) + part];
+                scores[r][part] += query[r * vectors * LANES + d] * keys[part];
+    }
 
     float weights[ROWS][KEYS];
     vfloat corrections = splat(0);
@@ -183,9 +197,13 @@ INLINE void attend_tile(const Attention *a, int64_t sequence, int64_t first_quer
 
     const int32_t *block_table = a->block_tables + sequence * a->table_width;
     int64_t start = a->window > 0 && first_position >= a->window ? first_position - a->window + 1 : 0;
-    for (int64_t first = start / KEYS * KEYS; first <= last_position; first += KEYS) {
-        int64_t count = last_position + 1 - first < KEYS ? last_position + 1 - first : KEYS;
-        load_tile(a, block_table, kv_head, first, count, s, is_bf16);
+    int64_t first = start / KEYS * KEYS, tiles[2][KEYS];
+    locate_tile(a, block_table, kv_head, first, tile_length(first, last_position), tiles[0]);
+    for (int turn = 0; first <= last_position; first += KEYS, turn = !turn) {
+        int64_t count = tile_length(first, last_position), next_count = tile_length(first + KEYS, last_position);
+        locate_tile(a, block_table, kv_head, first + KEYS, next_count, tiles[!turn]);
+        prefetch_tile(a, tiles[!turn], next_count, is_bf16);
+        load_tile(a, tiles[turn], count, s, is_bf16);
         for (int64_t row = 0; row < padded; row += ROWS)
             if (s->positions[row + ROWS - 1] >= first) attend_rows(a, s, row, first, count);
     }

@@ -82,21 +82,35 @@ INLINE void store_some(void *base, int64_t index, vfloat x, int64_t count, int i
     }
 }
 
+INLINE vint lane_indices(void) {
+    vint indices;
+    for (int lane = 0; lane < LANES; lane++) indices[lane] = lane;
+    return indices;
+}
+
+// Lane i of the result is lane indices[i] of a, then b.
+INLINE vfloat shuffle(vfloat a, vfloat b, vint indices) {
+#ifdef __clang__
+    vfloat result;
+    for (int lane = 0; lane < LANES; lane++)
+        result[lane] = indices[lane] < LANES ? a[indices[lane]] : b[indices[lane] - LANES];
+    return result;
+#else
+    return __builtin_shuffle(a, b, indices);
+#endif
+}
+
 INLINE float horizontal_sum(vfloat x) {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof x);
-    for (int size = LANES / 2; size > 0; size /= 2)
-        for (int lane = 0; lane < size; lane++) lanes[lane] += lanes[lane + size];
-    return lanes[0];
+    for (int distance = LANES / 2; distance > 0; distance /= 2) x += shuffle(x, x, lane_indices() ^ distance);
+    return x[0];
 }
 
 INLINE float horizontal_max(vfloat x) {
-    float lanes[LANES];
-    memcpy(lanes, &x, sizeof x);
-    for (int size = LANES / 2; size > 0; size /= 2)
-        for (int lane = 0; lane < size; lane++)
-            lanes[lane] = lanes[lane + size] > lanes[lane] ? lanes[lane + size] : lanes[lane];
-    return lanes[0];
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        vfloat other = shuffle(x, x, lane_indices() ^ distance);
+        x = choose(other > x, other, x);
+    }
+    return x[0];
 }
 
 // e^x to about 1 ulp, exactly 1 at 0, 0 below -87.3; NaN stays NaN. Cephes' polynomial on x - n ln 2.

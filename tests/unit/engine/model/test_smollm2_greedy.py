@@ -77,7 +77,7 @@ def test_every_token_is_the_one_that_transformers_finds_likeliest(
 
 
 def test_generate_itself_gives_the_same(reference: Any, prompts: list[list[int]], outputs: list[list[int]]) -> None:
-    for i in (0, 5, 10):
+    for i in (5, 10):
         prompt = torch.tensor([prompts[i]])
         # The mask is given, since generate would guess that the pad id (which ends each message here) is padding.
         generated = reference.generate(
