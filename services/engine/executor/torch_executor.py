@@ -1,0 +1,206 @@
+"""Runs a real model with PyTorch: loads it, owns the KV pool's memory, and computes the steps the scheduler chooses.
+
+Everything of the model is in services/engine/model, everything of choosing a token in services/engine/sampling.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from services.engine.executor.interface import ModelDescription
+from services.engine.model.batch import Batch, build_batch
+from services.engine.model.cpu_threads import usable_threads
+from services.engine.model.errors import ModelLoadError
+from services.engine.model.kv_budget import size_kv_cache
+from services.engine.model.kv_pool import KVPool, block_bytes
+from services.engine.model.loader import LoadedModel, load_model
+from services.engine.request import Request, RequestKey, SampledToken, ScheduledRequest, Step
+from services.engine.settings import EngineSettings
+from shared.model_source import fingerprint, read_config_limits, resolve_model_folder
+from shared.protocol import ModelLimits, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+
+class TokenSampler(Protocol):
+    """What the executor asks of the sampler (services/engine/sampling/sampler.py)."""
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]: ...
+
+    def prompt_logprobs(self, logits: Tensor, next_token_ids: list[int], count: int) -> list[TokenLogprobs]: ...
+
+    def release(self, key: RequestKey) -> None: ...
+
+
+class TorchExecutor:
+    """The executor of executor/interface.py. Raises ModelSourceError (ModelLoadError is one) where the model cannot
+    be found, or not be served as configured.
+
+    `sampler` is the engine's own unless a test brings another; `use_kernels` False keeps the model to PyTorch's
+    operations.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, *, sampler: TokenSampler | None = None, use_kernels: bool = True
+    ) -> None:
+        folder = resolve_model_folder(settings.model, settings.revision, code=settings.trust_remote_code)
+        limits = read_config_limits(folder)
+        weights_fingerprint = fingerprint(folder)
+        max_model_len = settings.max_model_len or limits.max_model_len
+        if max_model_len > limits.max_model_len:
+            raise ModelLoadError(
+                f"--max-model-len {max_model_len} is more than the model's own limit of {limits.max_model_len} tokens."
+            )
+        torch.set_num_threads(settings.threads or usable_threads())
+        loaded = load_model(
+            folder,
+            dtype=settings.dtype,
+            device=settings.device,
+            max_model_len=max_model_len,
+            trust_remote_code=settings.trust_remote_code,
+            use_kernels=use_kernels,
+        )
+        self._loaded: LoadedModel | None = loaded
+        num_blocks, max_model_len = size_kv_cache(loaded, settings, max_model_len)
+        self._pool = KVPool(
+            loaded.model.kv_layers,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            dtype=loaded.dtype,
+            device=loaded.device,
+        )
+        self._attention = loaded.make_attention(self._pool)
+        self._device = loaded.device
+        self._vocab_size = loaded.model.vocab_size
+        self._sampler = sampler or _make_sampler(settings, loaded, limits.eos_token_ids)
+        self.description = ModelDescription(
+            name=settings.served_model_name[0] if settings.served_model_name else settings.model,
+            fingerprint=weights_fingerprint,
+            limits=ModelLimits(
+                max_model_len=max_model_len,
+                vocab_size=loaded.model.vocab_size,
+                eos_token_ids=limits.eos_token_ids,
+                block_size=settings.block_size,
+                max_waiting_requests=settings.max_waiting_requests,
+            ),
+        )
+        logger.info(
+            "Model %s loaded: %s on %s, %s; KV cache of %d blocks (%d tokens, %.2f GiB); %d threads.",
+            settings.model,
+            str(loaded.dtype).removeprefix("torch."),
+            loaded.device,
+            type(self._attention).__name__,
+            num_blocks,
+            num_blocks * settings.block_size,
+            num_blocks * block_bytes(loaded.model.kv_layers, settings.block_size, loaded.dtype) / 2**30,
+            torch.get_num_threads(),
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model, for benchmarks. Raises RuntimeError once the executor is closed."""
+        if self._loaded is None:
+            raise RuntimeError("The executor is closed.")
+        return self._loaded
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> list[SampledToken]:
+        results = [SampledToken() for _ in step.scheduled]
+        shares = list(enumerate(step.scheduled))
+        if not shares:
+            return results
+        batch = self._build_batch(step.scheduled)
+        low, high = batch.token_id_range
+        if low < 0 or high >= self._vocab_size:
+            # Checked before a request is queued; should one come through, it must not take the others down.
+            shares = self._set_invalid_aside(shares, results)
+            if not shares:
+                return results
+            batch = self._build_batch([share for _, share in shares])
+        self._run(shares, batch, results)
+        return results
+
+    def release(self, request: Request) -> None:
+        self._sampler.release(request.key)
+
+    def close(self) -> None:
+        self._loaded = None
+        self._pool.keys.clear()
+        self._pool.values.clear()
+
+    def _build_batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
+        return build_batch(
+            scheduled, block_size=self._pool.block_size, num_blocks=self._pool.num_blocks, device=self._device
+        )
+
+    def _set_invalid_aside(
+        self, shares: list[tuple[int, ScheduledRequest]], results: list[SampledToken]
+    ) -> list[tuple[int, ScheduledRequest]]:
+        valid: list[tuple[int, ScheduledRequest]] = []
+        for i, share in shares:
+            token_ids = share.request.token_ids[share.start : share.start + share.num_tokens]
+            outside = next((x for x in token_ids if not 0 <= x < self._vocab_size), None)
+            if outside is None:
+                valid.append((i, share))
+            else:
+                results[i].error = f"token id {outside} is outside the vocabulary (0 to {self._vocab_size - 1})"
+        return valid
+
+    def _run(self, shares: list[tuple[int, ScheduledRequest]], batch: Batch, results: list[SampledToken]) -> None:
+        sampling: list[tuple[int, Request]] = []
+        scoring: list[tuple[int, Request, int, int]] = []  # result, request, first position, number of positions
+        rows: list[int] = []
+        prompt_rows: list[int] = []
+        row = 0
+        for i, share in shares:
+            if share.samples:
+                sampling.append((i, share.request))
+                rows.append(row + share.num_tokens - 1)
+            if (count := _scored_positions(share)) > 0:
+                scoring.append((i, share.request, share.start, count))
+                prompt_rows += range(row, row + count)
+            row += share.num_tokens
+        row_indices = torch.tensor(rows + prompt_rows, dtype=torch.int64, device=self._device)
+        logits = self.loaded.model.forward(batch, row_indices, self._attention)
+
+        if sampling:
+            tokens = self._sampler.sample(logits[: len(rows)], [request for _, request in sampling])
+            for (i, _), token in zip(sampling, tokens, strict=True):
+                results[i] = token
+        at = len(rows)
+        for i, request, start, count in scoring:
+            next_ids = request.token_ids[start + 1 : start + 1 + count]
+            try:
+                results[i].prompt_logprobs = self._sampler.prompt_logprobs(
+                    logits[at : at + count], next_ids, request.sampling.prompt_logprobs or 0
+                )
+            except ValueError as error:  # NaN in this request's logits
+                results[i] = SampledToken(error=str(error))
+            at += count
+
+
+def _scored_positions(share: ScheduledRequest) -> int:
+    """How many of the share's leading tokens are followed by a prompt token whose logprob the client asked for. Once
+    there is output, the prompt's logprobs have been sent (a preempted or resumed request computes it again)."""
+    request = share.request
+    if request.sampling.prompt_logprobs is None or request.num_output_tokens > 0:
+        return 0
+    return min(share.num_tokens, request.num_prompt_tokens - 1 - share.start)
+
+
+def _make_sampler(settings: EngineSettings, loaded: LoadedModel, eos_token_ids: list[int]) -> TokenSampler:
+    from services.engine.sampling.sampler import Sampler
+
+    return Sampler(
+        vocab_size=loaded.model.vocab_size,
+        eos_token_ids=eos_token_ids,
+        device=loaded.device,
+        logprobs_mode=settings.logprobs_mode,
+    )

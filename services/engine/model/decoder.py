@@ -1,0 +1,133 @@
+"""The native decoder of the Llama family, over a flat batch of tokens and the paged KV cache.
+
+Built from a config and safetensors. Query, key and value projections are one matrix, gate and up projections too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.engine.model.attention import Attention, AttentionOptions
+from services.engine.model.batch import MIN_ROWS, Batch
+from services.engine.model.decoder_config import DecoderConfig
+from services.engine.model.decoder_ops import DecoderOps, Heads
+from services.engine.model.kv_pool import KVLayer
+from services.engine.model.linear import Linear, make_linear
+from services.engine.model.rope import rope_tables
+from services.engine.model.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: Linear
+    heads: Heads
+    options: AttentionOptions
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """`hf_config` is read for the rotary embedding only."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        hf_config: Any,
+        checkpoint: Checkpoint,
+        ops: DecoderOps,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.kv_layers = [KVLayer(config.kv_heads, config.head_dim)] * config.num_layers
+        self._ops = ops
+        self._dtype = dtype
+        self._cos, self._sin = rope_tables(hf_config, config.head_dim, max_model_len, device)
+
+        def take(name: str, *shape: int) -> Tensor:
+            return checkpoint.take(name, shape).to(device, dtype)
+
+        table = checkpoint.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        # The packed head is a second copy of a tied table. On a CPU the table stays in the mapped file, in its own
+        # type, so that only the rows that are looked up cost memory.
+        self._embeddings = table if device.type == "cpu" else table.to(device, dtype)
+        self._layers = [_load_layer(config, i, take) for i in range(config.num_layers)]
+        self._norm = take("model.norm.weight", config.hidden_size)
+        if config.tied_embeddings:
+            head = table.to(device, dtype)
+            if "lm_head.weight" in checkpoint:
+                checkpoint.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+        else:
+            head = take("lm_head.weight", config.vocab_size, config.hidden_size)
+        self._head = make_linear(head)
+        checkpoint.finish()
+
+    def forward(self, batch: Batch, rows: Tensor, attention: Attention) -> Tensor:
+        """The logits [len(rows), vocab_size] of these rows; every token's keys and values go to the pool."""
+        config, ops = self.config, self._ops
+        epsilon = config.rms_norm_epsilon
+        residual = functional.embedding(batch.token_ids, self._embeddings).to(self._dtype)
+        delta: Tensor | None = None
+        for i, layer in enumerate(self._layers):
+            if delta is None:
+                x = ops.rms_norm(residual, layer.attention_norm, epsilon)
+            else:
+                x = ops.add_rms_norm(delta, residual, layer.attention_norm, epsilon)
+            qkv = layer.qkv(x)
+            query = ops.rotate_and_store(qkv, layer.heads, epsilon, self._cos, self._sin, batch, attention.pool, i)
+            x = attention.attend(query, i, batch, layer.options)
+            x = ops.add_rms_norm(layer.output(x.flatten(1)), residual, layer.mlp_norm, epsilon)
+            delta = layer.down(ops.silu_and_multiply(layer.gate_up(x)))
+        if len(rows) == 0:
+            return residual.new_empty(0, self.vocab_size)
+        assert delta is not None
+        padded = rows if len(rows) >= MIN_ROWS else rows.expand(MIN_ROWS)
+        x = ops.add_rms_norm(delta[padded], residual[padded], self._norm, epsilon)
+        return self._head(x)[: len(rows)]
+
+
+def _load_layer(config: DecoderConfig, i: int, take: Callable[..., Tensor]) -> _Layer:
+    prefix = f"model.layers.{i}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query_size, kv_size = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
+
+    def fused(parts: list[tuple[str, int]], bias: bool) -> Linear:
+        weight = torch.cat([take(f"{prefix}.{name}.weight", size, hidden) for name, size in parts])
+        biases = torch.cat([take(f"{prefix}.{name}.bias", size) for name, size in parts]) if bias else None
+        return make_linear(weight, biases)
+
+    def single(name: str, out_size: int, in_size: int, bias: bool) -> Linear:
+        return make_linear(
+            take(f"{prefix}.{name}.weight", out_size, in_size),
+            take(f"{prefix}.{name}.bias", out_size) if bias else None,
+        )
+
+    return _Layer(
+        attention_norm=take(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=fused(
+            [("self_attn.q_proj", query_size), ("self_attn.k_proj", kv_size), ("self_attn.v_proj", kv_size)],
+            config.qkv_bias,
+        ),
+        heads=Heads(
+            query=config.query_heads,
+            kv=config.kv_heads,
+            dim=config.head_dim,
+            query_norm=take(f"{prefix}.self_attn.q_norm.weight", config.head_dim) if config.head_norms else None,
+            key_norm=take(f"{prefix}.self_attn.k_norm.weight", config.head_dim) if config.head_norms else None,
+        ),
+        options=AttentionOptions(scale=config.head_dim**-0.5, window=config.windows[i]),
+        output=single("self_attn.o_proj", hidden, query_size, config.output_bias),
+        mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=fused([("mlp.gate_proj", inner), ("mlp.up_proj", inner)], config.mlp_bias),
+        down=single("mlp.down_proj", hidden, inner, config.mlp_bias),
+    )

@@ -1,0 +1,149 @@
+"""From a model's folder to a model that runs: which implementation, which type, and with which kernels."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from services.engine.model.attention import Attention, TorchAttention
+from services.engine.model.batch import Batch
+from services.engine.model.cpu_attention import KernelAttention, kernel_handles
+from services.engine.model.cpu_decoder_ops import KernelDecoderOps
+from services.engine.model.cuda_attention import VarlenAttention, varlen_handles
+from services.engine.model.decoder import Decoder
+from services.engine.model.decoder_config import native_decoder_config
+from services.engine.model.decoder_ops import DecoderOps, TorchDecoderOps
+from services.engine.model.errors import ModelLoadError
+from services.engine.model.kernels import Kernels, load_kernels
+from services.engine.model.kv_pool import KVLayer, KVPool
+from services.engine.model.weights import Checkpoint, weight_files
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Model(Protocol):
+    """Weights and their computation; the KV cache is the attention's."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def kv_layers(self) -> list[KVLayer]: ...
+
+    def forward(self, batch: Batch, rows: Tensor, attention: Attention) -> Tensor:
+        """The logits [len(rows), vocab_size] of these rows; every token's keys and values go to the pool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`make_attention` gives the fastest attention over a pool that handles this model."""
+
+    model: Model
+    dtype: torch.dtype
+    device: torch.device
+    make_attention: Callable[[KVPool], Attention]
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_model_len: int,
+    trust_remote_code: bool = False,
+    use_kernels: bool = True,
+) -> LoadedModel:
+    """Load the model in `folder`. `use_kernels` False keeps to PyTorch's operations (tests compare the two).
+    Raises ModelLoadError."""
+    config = _hf_config(folder, trust_remote_code)
+    torch_device = _device(device)
+    torch_dtype = _dtype(dtype, config)
+    kernels = load_kernels() if use_kernels and torch_device.type == "cpu" else None
+    native = native_decoder_config(config)
+    if native is not None:
+        ops: DecoderOps = TorchDecoderOps()
+        if kernels is not None and kernel_handles(native.query_heads, native.kv_heads, native.head_dim, torch_dtype):
+            ops = KernelDecoderOps(kernels, torch_dtype)
+        model: Model = Decoder(
+            native,
+            config,
+            Checkpoint(folder),
+            ops,
+            dtype=torch_dtype,
+            device=torch_device,
+            max_model_len=max_model_len,
+        )
+        query_heads = native.query_heads
+    else:
+        from services.engine.model.transformers_model import TransformersModel
+
+        weight_files(folder)
+        logger.info("%s has no native decoder here: it runs on transformers' modules, slower.", config.model_type)
+        model = TransformersModel(
+            config, folder, dtype=torch_dtype, device=torch_device, trust_remote_code=trust_remote_code
+        )
+        query_heads = model.query_heads
+
+    def make_attention(pool: KVPool) -> Attention:
+        return _choose_attention(pool, model.kv_layers, query_heads, kernels, torch_dtype, torch_device)
+
+    return LoadedModel(model, torch_dtype, torch_device, make_attention)
+
+
+def _choose_attention(
+    pool: KVPool,
+    layers: list[KVLayer],
+    query_heads: int,
+    kernels: Kernels | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Attention:
+    if kernels is not None and all(
+        kernel_handles(query_heads, layer.kv_heads, layer.head_dim, dtype) for layer in layers
+    ):
+        return KernelAttention(pool, kernels)
+    if device.type == "cuda" and all(varlen_handles(layer.head_dim, dtype) for layer in layers):
+        return VarlenAttention(pool)
+    return TorchAttention(pool)
+
+
+def _hf_config(folder: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except Exception as error:  # a broken or unknown config fails in many ways
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(f"The config.json in {folder} cannot be used: {reason[:300]}") from error
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else "?"
+        raise ModelLoadError(
+            f"The model in {folder} is quantized ({method}), which is not supported: use its unquantized weights."
+        )
+    return config
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError(
+            "--device cuda was asked for, but PyTorch finds no GPU here (is its CUDA build installed?)."
+        )
+    return torch.device(device)
+
+
+def _dtype(dtype: str, config: Any) -> torch.dtype:
+    if dtype != "auto":
+        return DTYPES[dtype]
+    text_config = config.get_text_config(decoder=True)
+    found = getattr(text_config, "dtype", None) or getattr(config, "dtype", None)
+    return DTYPES.get(str(found).removeprefix("torch."), torch.float32)
