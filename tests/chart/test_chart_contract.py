@@ -216,7 +216,9 @@ def test_network_policies_close_the_link_and_the_probes() -> None:
     assert len(closed.one("NetworkPolicy", "engine")["spec"]["ingress"]) == 1
     (rule,) = closed.one("NetworkPolicy", "frontend")["spec"]["ingress"]
     test_pod = closed.one("Pod")["metadata"]["labels"]
-    assert any(peer["podSelector"].get("matchLabels", {"no": "no"}).items() <= test_pod.items() for peer in rule["from"])
+    assert any(
+        peer["podSelector"].get("matchLabels", {"no": "no"}).items() <= test_pod.items() for peer in rule["from"]
+    )
 
 
 def test_ingress_keeps_streams_streaming() -> None:
@@ -237,9 +239,7 @@ def test_ingress_keeps_streams_streaming() -> None:
     route = render(OPTIONS["http route"]).one("HTTPRoute")["spec"]["rules"][0]
     assert route["timeouts"] == {"request": "0s", "backendRequest": "0s"}
     backend = rendered.one("Service", "frontend")
-    assert route["backendRefs"] == [
-        {"name": backend["metadata"]["name"], "port": backend["spec"]["ports"][0]["port"]}
-    ]
+    assert route["backendRefs"] == [{"name": backend["metadata"]["name"], "port": backend["spec"]["ports"][0]["port"]}]
 
 
 def test_engines_scale_on_waiting_requests() -> None:

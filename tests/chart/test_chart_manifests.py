@@ -111,7 +111,9 @@ def test_image_volume_is_valid_where_kubernetes_has_it() -> None:
     assert_valid(rendered, NEWEST_KUBERNETES)
     for owner in rendered.pod_owners():
         volumes = owner["spec"]["template"]["spec"]["volumes"]
-        assert {"reference": "registry.example.com/m:1", "pullPolicy": "IfNotPresent"} in [v.get("image") for v in volumes]
+        assert {"reference": "registry.example.com/m:1", "pullPolicy": "IfNotPresent"} in [
+            v.get("image") for v in volumes
+        ]
     assert environment(container(rendered.one("StatefulSet")))["HF_HUB_OFFLINE"] == "1"
 
 
@@ -143,14 +145,14 @@ def test_every_manifest_is_labelled_and_named_once(option: str) -> None:
 
 
 def test_a_pool_may_override_with_nothing_false_or_zero() -> None:
-    values = {
+    values: dict[str, Any] = {
         "engine": {"gpus": 1, "settings": {"max_num_seqs": 8}, "podDisruptionBudget": {"enabled": True}},
         "pools": {
             "a": {"model": "org/a", "gpus": 0, "replicas": 0, "podDisruptionBudget": {"enabled": False}},
             "b": {"model": "org/b", "settings": {"max_num_seqs": 9}},
         },
     }
-    rendered = render({name: value for name, value in values.items()})
+    rendered = render(values)
     first, second = rendered.of_kind("StatefulSet")
     assert first["spec"]["replicas"] == 0
     assert "nvidia.com/gpu" not in json.dumps(first)
@@ -166,9 +168,7 @@ def test_a_pool_may_override_with_nothing_false_or_zero() -> None:
 
 @pytest.mark.parametrize("option", ["defaults", "keys generated", "two pools", "ingress", "http route"])
 def test_notes_tell_what_to_do_next(option: str) -> None:
-    done = helm(
-        "install", "tandem", str(CHART), "--dry-run=client", *value_arguments(OPTIONS[option], ())
-    )
+    done = helm("install", "tandem", str(CHART), "--dry-run=client", *value_arguments(OPTIONS[option], ()))
     assert done.returncode == 0, done.stderr
     notes = done.stdout.partition("\nNOTES:\n")[2]
     assert "helm -n default test tandem" in notes
@@ -180,4 +180,7 @@ def test_notes_tell_what_to_do_next(option: str) -> None:
 def test_extra_objects_are_rendered_as_templates() -> None:
     text = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: '{{ .Release.Name }}-more'\n"
     rendered = render({"extraObjects": [text, yaml.safe_load(text.replace("more", "other"))]})
-    assert [manifest["metadata"]["name"] for manifest in rendered.of_kind("ConfigMap")] == ["tandem-more", "tandem-other"]
+    assert [manifest["metadata"]["name"] for manifest in rendered.of_kind("ConfigMap")] == [
+        "tandem-more",
+        "tandem-other",
+    ]
