@@ -31,6 +31,7 @@ FRONTEND_SET_BY_CHART = SET_BY_CHART | {
     "engine_addresses",
     "reasoning_parser",
     "chat_template",
+    "listen_fd",
     "api_key",
     "api_key_file",
     "drain_delay",
