@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from openai import AsyncOpenAI
 
+# Simulated tokens follow from it even where sampling is greedy.
+SEED = 7
 PROMPTS = [f"Question {number}: tell me about the number {number}." for number in range(8)]
 
 
@@ -60,6 +62,7 @@ class StreamLoad:
             model=self._model,
             messages=[{"role": "user", "content": prompt}],
             temperature=0,
+            seed=SEED,
             max_tokens=self._max_tokens,
             stream=True,
             stream_options={"include_usage": True},

@@ -1,7 +1,7 @@
 """The chart's pods as real containers, under load, while engines and frontends come and go: no request may fail.
 
 Two frontends and three engines behind a real nginx; then an engine is killed, one is added, one is drained, and every
-frontend is replaced, one after another. A greedy answer is the same before, during and after.
+frontend is replaced, one after another. A seeded greedy answer is the same before, during and after.
 """
 
 import socket
@@ -19,7 +19,7 @@ from tests.chart.rendering import Rendered, render
 from tests.e2e.container_images import build
 from tests.e2e.nginx_ingress import NginxIngress
 from tests.e2e.pods import Cluster, Pod, remove_folder, wait_for
-from tests.e2e.stream_load import PROMPTS, StreamLoad
+from tests.e2e.stream_load import PROMPTS, SEED, StreamLoad
 
 VALUES = Path(__file__).with_name("values.yaml")
 
@@ -157,8 +157,9 @@ def test_fleet_under_change_fails_no_request(fleet: Fleet) -> None:
 
 
 def answer(client: OpenAI, prompt: str, max_tokens: int) -> str:
+    messages: list[Any] = [{"role": "user", "content": prompt}]
     done = client.chat.completions.create(
-        model="smollm2", messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=max_tokens
+        model="smollm2", messages=messages, temperature=0, seed=SEED, max_tokens=max_tokens
     )
     return done.choices[0].message.content or ""
 
