@@ -36,7 +36,7 @@ class CannotListen(Exception):
 
 def serve(app: FastAPI, settings: FrontendSettings) -> int:
     """Serve until a signal. Returns the exit status. Raises CannotListen."""
-    listener = bind(settings.host, settings.port)
+    listener = bind(settings.host, settings.port) if settings.listen_fd is None else inherited(settings.listen_fd)
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -68,6 +68,14 @@ def bind(host: str, port: int) -> socket.socket:
         raise CannotListen(
             f"cannot listen on {host}:{port}: {error.strerror or error}. Choose another --port or --host."
         ) from error
+
+
+def inherited(descriptor: int) -> socket.socket:
+    """A socket that the parent process has bound and listens on. Raises CannotListen."""
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise CannotListen(f"--listen-fd {descriptor} is no socket that was inherited: {error.strerror}") from error
 
 
 class Server(uvicorn.Server):
