@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from services.frontend.engines import EnginePool
+from services.frontend.engines import EnginePool, in_process_engine
 from services.frontend.engines.connection import ConnectionState
-from services.frontend.engines import in_process_engine
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.protocol import RequestOutput

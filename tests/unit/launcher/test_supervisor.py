@@ -38,7 +38,7 @@ def drive(test: Callable[[], Awaitable[None]]) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for is another process
+    while not condition():
         await asyncio.sleep(0.01)
 
 
