@@ -111,7 +111,7 @@ class EchoPool:
             return
         for number, token_id in enumerate([*source, eos]):
             await self.pace(generation, number)
-            while self.hold or (self.hold_after is not None and number >= self.hold_after):
+            while self.hold or (self.hold_after is not None and number >= self.hold_after):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             if self.fail_after == number:
                 generation.sink.fail(GenerationError("the engine died", 500))
@@ -203,7 +203,7 @@ class LiveServer:
     def _run(self, listener: socket.socket) -> None:
         async def main() -> None:
             serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-            while not self._server.started and not serving.done():
+            while not self._server.started and not serving.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             self._ready.set()
             await serving

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from echo_app import EchoPool
-
 from pydantic_settings import CliApp
+
 from services.frontend.generation import Generation
 from services.frontend.http.app import create_app
 from services.frontend.http.loaded_model import LoadedModel
@@ -34,9 +34,7 @@ def main() -> int:
     settings = CliApp.run(FrontendSettings, cli_args=sys.argv[2:])
     tokenizer = Tokenizer.load(Path(sys.argv[1]))
     with ThreadPoolExecutor(1) as executor:
-        model = LoadedModel(
-            ["echo"], "echo", tokenizer, ChatTemplate(tokenizer.hf), PacedPool(tokenizer), executor
-        )
+        model = LoadedModel(["echo"], "echo", tokenizer, ChatTemplate(tokenizer.hf), PacedPool(tokenizer), executor)
         return serve(create_app(settings, [model]), settings)
 
 

@@ -23,7 +23,9 @@ def finishes(stream):
     return [(c["index"], c["finish_reason"]) for event in stream for c in event["choices"] if c["finish_reason"]]
 
 
-@pytest.mark.parametrize("text", ["hello", "héllo wörld", "你好,世界", "👩‍👩‍👧 \u0000 \u2028 \"quoted\" \\ \x7f", "नमस्ते", ""])
+@pytest.mark.parametrize(
+    "text", ["hello", "héllo wörld", "你好,世界", '👩‍👩‍👧 \u0000 \u2028 "quoted" \\ \x7f', "नमस्ते", ""]
+)
 def test_text_comes_back_whole_and_streamed(call, text):
     response = call.chat(text)
     assert response.status_code == 200
@@ -305,9 +307,7 @@ def test_an_error_after_the_first_token_is_a_chunk(call, pool: EchoPool):
     pool.fail_after = 6
     assert call.chat().status_code == 500
     stream = events(call.chat(stream=True))
-    assert stream[-1] == {
-        "error": {"message": "the engine died", "type": "server_error", "param": None, "code": None}
-    }
+    assert stream[-1] == {"error": {"message": "the engine died", "type": "server_error", "param": None, "code": None}}
     assert texts(stream[:-1]) == {0: "user:h"}
     assert finishes(stream[:-1]) == []
 

@@ -43,7 +43,9 @@ scalars = (
     | st.text(max_size=8)
     | st.sampled_from(["", "user", "text", "auto", "none", "<|end|>", "\ud800", "\x00", "echo"])
 )
-keys = st.text(max_size=5) | st.sampled_from(["role", "content", "type", "text", "function", "name", "include_usage", "5"])
+keys = st.text(max_size=5) | st.sampled_from(
+    ["role", "content", "type", "text", "function", "name", "include_usage", "5"]
+)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
 )

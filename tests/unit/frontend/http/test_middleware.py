@@ -29,7 +29,18 @@ def test_every_key_opens(keyed, key, scheme):
 
 @pytest.mark.parametrize(
     "header",
-    [None, b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Bearer firs", b"first", b"Basic first", b"Bearer first,", b"Bearer \xff\xfe"],
+    [
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer wrong",
+        b"Bearer firs",
+        b"first",
+        b"Basic first",
+        b"Bearer first,",
+        b"Bearer \xff\xfe",
+    ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/tokenize", "/nothing"])
 def test_nothing_else_does(keyed, pool: EchoPool, header, path):
@@ -40,7 +51,9 @@ def test_nothing_else_does(keyed, pool: EchoPool, header, path):
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/health", "/metrics", "/version", "/docs", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/health/live", "/health/ready", "/health", "/metrics", "/version", "/docs", "/openapi.json"]
+)
 def test_probes_need_no_key(keyed, path):
     assert keyed.get(path).status_code == 200
 
@@ -172,9 +185,11 @@ def test_all_in_flight_can_be_failed(app, pool: EchoPool):
     pool.hold_after = 2
 
     async def run():
-        streamed = asyncio.create_task(Call(app).send("POST", "/v1/completions", json={"prompt": "abc", "stream": True}))
+        streamed = asyncio.create_task(
+            Call(app).send("POST", "/v1/completions", json={"prompt": "abc", "stream": True})
+        )
         whole = asyncio.create_task(Call(app).send("POST", "/v1/completions", json={"prompt": "abc"}))
-        while sum(pool.delivered.values()) < 4:
+        while sum(pool.delivered.values()) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         app.state.frontend.fail_all(GenerationError("shutting down", 503))
         return await streamed, await whole

@@ -104,9 +104,10 @@ def test_an_idle_server_leaves_with_status_0(start, number):
 
 def test_a_second_signal_does_not_wait(start):
     server = start()
-    with contextlib.suppress(httpx.HTTPError), httpx.stream(
-        "POST", server.url + "/v1/completions", json={"prompt": "hang", "stream": True}
-    ) as response:
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        httpx.stream("POST", server.url + "/v1/completions", json={"prompt": "hang", "stream": True}) as response,
+    ):
         next(response.iter_text())
         server.terminate()
         server.wait_for(lambda: not _listens(server.url))

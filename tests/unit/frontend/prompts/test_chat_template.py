@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
 from services.frontend.prompts.errors import InvalidPrompt
 from services.frontend.prompts.messages import ChatMessage
-from tokenizers import Tokenizer, models
 
 SHOW = "{{ messages | tojson }}"
 PLAIN = (
@@ -55,7 +55,9 @@ def test_other_parts_are_refused_by_name(part):
         messages({"role": "user", "content": [{"type": part, part: {}}]})
 
 
-@pytest.mark.parametrize("content", [5, {}, [5], [{}], [{"type": "text"}], [{"type": "text", "text": 5}], [{"type": 1}]])
+@pytest.mark.parametrize(
+    "content", [5, {}, [5], [{}], [{"type": "text"}], [{"type": "text", "text": 5}], [{"type": 1}]]
+)
 def test_malformed_content_is_refused(content):
     with pytest.raises(ValueError):
         messages({"role": "user", "content": content})
@@ -101,11 +103,15 @@ def test_arguments_that_are_no_object_stay_text(hf):
 
 
 def test_variables_reach_the_template(hf):
-    rendered = render(hf, "{{ enable_thinking }}", {"role": "user", "content": "a"}, variables={"enable_thinking": False})
+    rendered = render(
+        hf, "{{ enable_thinking }}", {"role": "user", "content": "a"}, variables={"enable_thinking": False}
+    )
     assert rendered == "False"
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "conversation", "messages", "tools", "return_dict", "self"])
+@pytest.mark.parametrize(
+    "name", ["chat_template", "tokenize", "conversation", "messages", "tools", "return_dict", "self"]
+)
 def test_variables_cannot_replace_what_the_server_decides(hf, name):
     with pytest.raises(InvalidPrompt, match=name) as error:
         render(hf, PLAIN, {"role": "user", "content": "a"}, variables={name: "{{ 1 }}"})
@@ -140,7 +146,7 @@ def test_the_sandbox_holds(hf):
 def test_no_template_is_said(hf):
     template = ChatTemplate(hf)
     assert not template.exists
-    with pytest.raises(InvalidPrompt, match="no chat template.*--chat-template"):
+    with pytest.raises(InvalidPrompt, match=r"no chat template.*--chat-template"):
         template.render(messages({"role": "user", "content": "a"}))
 
 

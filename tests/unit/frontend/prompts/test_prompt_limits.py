@@ -18,7 +18,14 @@ def test_what_fits(prompt, asked, room):
 
 @pytest.mark.parametrize(
     ("prompt", "asked", "param"),
-    [(10, None, "prompt"), (11, None, "prompt"), (10, 1, "prompt"), (11, 0, "prompt"), (9, 2, "max_tokens"), (1, 10, "max_tokens")],
+    [
+        (10, None, "prompt"),
+        (11, None, "prompt"),
+        (10, 1, "prompt"),
+        (11, 0, "prompt"),
+        (9, 2, "max_tokens"),
+        (1, 10, "max_tokens"),
+    ],
 )
 def test_what_does_not_fit_is_told_with_both_numbers(prompt, asked, param):
     with pytest.raises(InvalidPrompt) as error:
@@ -36,8 +43,13 @@ def test_an_empty_prompt_is_refused():
 
 @pytest.mark.parametrize(
     ("keep", "asked", "kept"),
-    [(None, 1, list(range(20))), (3, 1, [17, 18, 19]), (10, 1, list(range(10, 20))), (-1, 4, list(range(14, 20))),
-     (-1, None, list(range(11, 20)))],
+    [
+        (None, 1, list(range(20))),
+        (3, 1, [17, 18, 19]),
+        (10, 1, list(range(10, 20))),
+        (-1, 4, list(range(14, 20))),
+        (-1, None, list(range(11, 20))),
+    ],
 )
 def test_truncation_keeps_the_end(keep, asked, kept):
     assert truncate_prompt(list(range(20)), keep, max_model_len=LIMIT, max_tokens=asked) == kept
