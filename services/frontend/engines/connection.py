@@ -108,6 +108,7 @@ class EngineConnection:
         self._last_sent = -math.inf
         self._malformed_logged = -math.inf
         self._refused_for: tuple[bytes, str] | None = None
+        self._turned_away_for: str | None = None
         self._link = transport.open(address, boot_id, self)
 
     def __repr__(self) -> str:
@@ -147,14 +148,23 @@ class EngineConnection:
             self._flush_aborts()
 
     def greet(self) -> None:
-        """Say HELLO. The WELCOME decides anew whether the engine is used."""
-        if not self._link_is_up:
+        """Say HELLO. The WELCOME decides anew whether the engine is used.
+
+        Never with requests in flight: HELLO begins anew, and the engine drops what it has of this frontend."""
+        if not self._link_is_up or self.is_serving:
             return
         now = self._clock()
         self._last_hello = now
         if self._greeted_at is None:
             self._greeted_at = now
         self._send(Hello(protocol_version=PROTOCOL_VERSION, boot_id=self._boot_id))
+
+    def reconsider(self) -> None:
+        """Decide anew, by the last WELCOME, whether the engine is used."""
+        if self.is_serving and self.welcome is not None:
+            refusal = self._owner.refusal(self, self.welcome)
+            if refusal is not None:
+                self._refuse(refusal, self.welcome)
 
     def close(self, farewell: str | None = None) -> None:
         """Stop for good. `farewell` makes the engine abort whatever this process still has there."""
@@ -227,9 +237,16 @@ class EngineConnection:
                 self.load.update(message.load)
         elif isinstance(message, Welcome):
             self._on_welcome(message)
-        elif self.state is ConnectionState.READY:
-            logger.info("engine %s drains: %s", self.address, message.reason or "no reason given")
+        else:
+            self._on_goodbye(message.reason or "no reason given")
+
+    def _on_goodbye(self, reason: str) -> None:
+        if self.state is ConnectionState.READY:
+            logger.info("engine %s drains: %s", self.address, reason)
             self._set_state(ConnectionState.DRAINING)
+        elif self.state is ConnectionState.CONNECTING and reason != self._turned_away_for:
+            self._turned_away_for = reason
+            logger.error("engine %s turns this frontend away (it is asked again): %s", self.address, reason)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         # The only loop over tokens in this process: what it calls, it calls once an output.
@@ -259,7 +276,8 @@ class EngineConnection:
         elif self.in_flight.pop(request.wire_id, None) is not None:
             request.connection = None
             if reason is FinishReason.HANDED_OVER and self.state is ConnectionState.READY:
-                self._set_state(ConnectionState.DRAINING)
+                # One that drains says GOODBYE first. The next tick says HELLO again.
+                self._lose("it does not know this frontend any more", reset=False, died=False)
             self._owner.returned(self, request, reason)
 
     def _on_welcome(self, welcome: Welcome) -> None:
@@ -277,7 +295,7 @@ class EngineConnection:
             return
         if not self.is_serving:
             logger.info("engine %s serves %s", self.address, welcome.model)
-        self._refused_for = None
+        self._refused_for = self._turned_away_for = None
         # Before any new request: what it still runs of ours from an earlier connection is nobody's.
         self._flush_aborts()
         self._set_state(ConnectionState.DRAINING if welcome.draining else ConnectionState.READY)
@@ -307,9 +325,10 @@ class EngineConnection:
             # It may have held tokens: its streams would go on with a gap.
             self._lose("a message of it was malformed and may have held tokens", reset=True)
 
-    def _lose(self, reason: str, reset: bool) -> None:
+    def _lose(self, reason: str, reset: bool, died: bool = True) -> None:
         """The engine's requests go elsewhere; should it still run them, it is told to stop when it is back."""
-        died = self.state is ConnectionState.READY
+        # One that drains is about to end: that is nothing that its requests did.
+        died = died and self.state is ConnectionState.READY
         self.state = ConnectionState.CONNECTING
         self.lost_at = self._clock()
         requests = self._take_requests()

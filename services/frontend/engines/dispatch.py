@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from services.frontend.engines.connection import EngineConnection
+from services.frontend.engines.connection import ConnectionState, EngineConnection
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.routing import RoutingPolicy
 from services.frontend.generation import Generation, GenerationError, new_request_id
@@ -90,7 +90,8 @@ class Dispatcher:
         for request in requests:
             request.losses += died
             request.avoid = {connection}
-            request.waiting_since = None
+            if died:
+                request.waiting_since = None
             if request.losses > self._max_failovers:
                 logger.error(
                     "request %d is given up: %d engines died while they had it", request.request_id, request.losses
@@ -106,7 +107,8 @@ class Dispatcher:
         request.avoid.add(connection)
         if reason is FinishReason.HANDED_OVER:
             self.counts.handovers += 1
-            request.waiting_since = None
+            if connection.state is ConnectionState.DRAINING:
+                request.waiting_since = None
             self._place_or_wait(request)
             return
         self.counts.overloads += 1
@@ -168,9 +170,10 @@ class Dispatcher:
         return False
 
     def _wait(self, request: InFlight) -> None:
-        # One that only bounced off full engines goes on with the wait that it had.
-        if request.waiting_since is None:
+        # One that only bounced off engines goes on with the wait that it had.
+        if request.waiting_since is None or len(request.output_token_ids) != request.tokens_when_waiting:
             request.waiting_since = self._clock()
+            request.tokens_when_waiting = len(request.output_token_ids)
         self._waiting[request.request_id] = request
 
     def _has_other_weights(self, request: InFlight) -> bool:

@@ -32,6 +32,7 @@ class InFlight:
     losses: int = 0
     avoid: set["EngineConnection"] = field(default_factory=set)
     waiting_since: float | None = None
+    tokens_when_waiting: int = 0
     has_cached_tokens: bool = False
     has_prompt_logprobs: bool = False
 

@@ -26,6 +26,7 @@ from shared.protocol import (
     decode_to_engine,
     encode,
     new_boot_id,
+    pack_token_ids,
     unpack_token_ids,
 )
 
@@ -34,7 +35,7 @@ EOS_TOKEN_ID = 0
 
 def next_token(token_ids: list[int], vocab_size: int) -> int:
     """The token that follows, eos among them about once in `vocab_size`."""
-    return zlib.crc32(repr(token_ids).encode()) % vocab_size
+    return zlib.crc32(pack_token_ids(token_ids)) % vocab_size
 
 
 def undisturbed_run(prompt_token_ids: list[int], max_tokens: int, vocab_size: int = 50) -> list[int]:
@@ -73,6 +74,7 @@ class InProcessEngine:
         self.draining = False
         self.overloaded = False
         self.answers_hello = True
+        self.drops_at_hello = True  # or leave it to the frontend to abort what it had here before
         self.added: list[Add] = []
         self.violations: list[str] = []  # what a frontend must never do
         self.send: Callable[[bytes, bytes], None] = lambda peer, data: None
@@ -93,11 +95,14 @@ class InProcessEngine:
             if message.boot_id != identity:
                 self.violations.append("the identity is not the boot id")
             if self.answers_hello:
-                self.peers.setdefault(identity, _Peer())
+                peer = self.peers.setdefault(identity, _Peer())
+                if self.drops_at_hello:
+                    peer.requests.clear()
                 self.post(identity, self._welcome())
         elif identity not in self.peers:
             if isinstance(message, Add):
-                self.violations.append("ADD before WELCOME")
+                output = RequestOutput(message.request_id, finish_reason=FinishReason.HANDED_OVER)
+                self.post(identity, Outputs([output], self.load))
         elif isinstance(message, Add):
             self._add(identity, self.peers[identity], message)
         elif isinstance(message, Abort):
@@ -123,6 +128,10 @@ class InProcessEngine:
     def heartbeat(self) -> None:
         for identity in list(self.peers):
             self.post(identity, Heartbeat(self.load))
+
+    def forget_frontends(self) -> None:
+        """Take every frontend for dead, as after a long silence."""
+        self.peers.clear()
 
     def drain(self) -> None:
         """Say GOODBYE, and take nothing new."""

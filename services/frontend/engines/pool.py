@@ -140,14 +140,14 @@ class EnginePool:
         for address in self._aliases.keys() - addresses:
             del self._aliases[address]
         self._connect_missing()
-        for address, connection in self.connections.items():
+        for address, connection in list(self.connections.items()):
             gone = address not in addresses
             if gone != connection.retired:
                 connection.retired = gone
                 logger.info("engine %s is %s", address, "no longer named; it drains" if gone else "named again")
                 if not gone:
                     # Engines with other weights may have taken its place.
-                    connection.greet()
+                    connection.reconsider()
         self._choose_engines()
 
     def tick(self) -> None:

@@ -38,7 +38,7 @@ class StopMatcher:
         state = self._state
         if not state and not self._first(text):
             return text, None
-        held = self._held(state)
+        begin = state
         position, length = 0, len(text)
         while position < length:
             if not state:
@@ -54,25 +54,26 @@ class StopMatcher:
             stop = self._match[state]
             if stop is not None and not ignore_matches:
                 self._state = 0
-                end = len(held) + position
-                return (held + text)[: end if self._include else end - len(stop)], stop
+                return self._released(begin, text, position, 0 if self._include else len(stop)), stop
         # After an ignored match: only an end of the text that can still grow into a stop string has to wait.
         while state and not self._next[state]:
             state = self._fallback[state]
         self._state = state
-        if self._include:
-            return text, None
-        text = held + text
-        return text[: len(text) - self._depth[state]], None
+        return self._released(begin, text, length, 0 if self._include else self._depth[state]), None
 
     def flush(self) -> str:
         """The text ends here: what was held back."""
-        held = self._held(self._state)
+        held = self._released(self._state, "", 0, 0)
         self._state = 0
         return held
 
-    def _held(self, state: int) -> str:
-        return "" if self._include else self._source[state][: self._depth[state]]
+    def _released(self, begin: int, text: str, end: int, keep: int) -> str:
+        """What was held back in the state `begin`, then the text up to `end`, less the last `keep` characters."""
+        held = 0 if self._include else self._depth[begin]
+        release = held + end - keep
+        if release <= held:
+            return self._source[begin][:release]
+        return self._source[begin][:held] + text[: release - held]
 
     def _build(self) -> None:
         for stop in self._stops:

@@ -314,7 +314,9 @@ def test_a_finished_request_reports_its_reason_as_the_engine_gave_it() -> None:
         fleet = Fleet(1)
         await fleet.start()
         prompt = next(
-            [seed] for seed in range(1000) if undisturbed_run([seed], 5)[-1] == 0 and len(undisturbed_run([seed], 5)) > 1
+            [seed]
+            for seed in range(1000)
+            if undisturbed_run([seed], 5)[-1] == 0 and len(undisturbed_run([seed], 5)) > 1
         )
         _, sink = fleet.submit(prompt, max_tokens=5)
         await fleet.run_to_the_end()

@@ -100,7 +100,8 @@ def test_a_cut_connection_loses_what_was_under_way_and_the_living_engine_is_told
         _, sink = fleet.submit(prompt, max_tokens=6)
         await fleet.step()
         engine = fleet.transport.engines[fleet.addresses[0]]
-        # A step whose message never arrives.
+        # A step whose message never arrives, of an engine that does not itself forget at HELLO.
+        engine.drops_at_hello = False
         fleet.transport.cut(fleet.addresses[0])
         engine.step()
         await fleet.settle()
@@ -180,6 +181,64 @@ def test_a_draining_engine_finishes_what_it_has_and_hands_the_rest_over() -> Non
         # No loss is held against it, though none is allowed.
         assert sink.token_ids == undisturbed_run(prompt, 9)
         assert fleet.pool.counts.handovers == 1
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_engine_that_forgot_this_frontend_is_greeted_again_and_its_requests_move() -> None:
+    async def main() -> None:
+        fleet = Fleet(1, max_failovers=0)
+        await fleet.start()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        prompt = long_prompt(5)
+        _, sink = fleet.submit(prompt, max_tokens=5)
+        await fleet.step()
+        engine.forget_frontends()
+        # The engine hands back what it is sent, and so tells of it before any time-out.
+        _, second = fleet.submit(prompt, max_tokens=5)
+        await fleet.settle()
+        await fleet.pass_time(1)
+        assert fleet.pool.ready
+        await fleet.run_to_the_end()
+        assert sink.token_ids == second.token_ids == undisturbed_run(prompt, 5)
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_engine_that_gives_everything_back_for_ever_does_not_keep_a_request_for_ever() -> None:
+    async def main() -> None:
+        fleet = Fleet(1, no_engine_timeout=10)
+        await fleet.start()
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        sinks = [fleet.submit(long_prompt(5), max_tokens=5)[1] for _ in range(3)]
+        for _ in range(24):
+            await fleet.settle()
+            engine.hand_over()
+            await fleet.pass_time(0.5)
+        assert [[error.status for error in sink.errors] for sink in sinks] == [[503]] * 3
+        assert len(engine.added) < 60
+        fleet.assert_clean()
+
+    run(main)
+
+
+def test_an_engine_that_drops_everything_at_hello_is_not_greeted_while_it_has_requests() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        await fleet.start()
+        prompt = long_prompt(5)
+        _, sink = fleet.submit(prompt, max_tokens=5)
+        await fleet.step()
+        # Gone from discovery, and named again.
+        fleet.pool.engines_found(set())
+        assert not fleet.pool.ready
+        fleet.pool.engines_found(set(fleet.addresses))
+        assert fleet.pool.ready
+        await fleet.run_to_the_end()
+        assert sink.token_ids == undisturbed_run(prompt, 5)
+        assert len(fleet.transport.engines[fleet.addresses[0]].added) == 1
         fleet.assert_clean()
 
     run(main)

