@@ -33,7 +33,8 @@ def run(settings: FrontendSettings) -> int:
             models = [load_model(served, settings, executor) for served in served_models(settings)]
             return serve(create_app(settings, models), settings)
         except (TokenizerLoadError, CannotListen, ValueError) as error:
-            print(f"tandem frontend: {error}", file=sys.stderr)
+            # Some libraries' messages have paragraphs.
+            print(f"tandem frontend: {' '.join(str(error).split())}", file=sys.stderr)
             return 1
 
 

@@ -30,7 +30,7 @@ _ERRORS = {
 def documented(
     request: type[BaseModel] | None, response: type[BaseModel], *, streams: bool = False, errors: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Documents a route that takes `request` as JSON and answers `response`: the arguments of its decorator."""
+    """The documentation of a route that takes `request` as JSON and answers `response`: the decorator's arguments."""
     codes = errors or (tuple(_ERRORS) if streams else (400, 401, 404, 413, 415, 429) if request else (401,))
     success: dict[str, Any] = {"model": response, "description": "The answer."}
     if streams:

@@ -65,7 +65,7 @@ def _field_path(location: tuple[int | str, ...]) -> str:
 
 
 def _warn_of_unknown_fields(fields: dict[str, object], model: type[RequestBody]) -> None:
-    for name in fields:
+    for name in fields.keys() - model.unsupported.keys():
         if name not in _unknown_fields_seen and len(_unknown_fields_seen) < _MAX_REMEMBERED_FIELDS:
             _unknown_fields_seen.add(name)
             logger.warning("%s has no field %r: it is ignored, here and in later requests", model.__name__, name[:64])

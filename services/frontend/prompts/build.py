@@ -24,9 +24,12 @@ class PromptBuilder:
         self._template = template
         self._executor = executor
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-        return await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+        return await self._run(
+            sum(map(len, texts)) + 64 * len(texts),
+            lambda: [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts],
+        )
 
     async def encode_chat(
         self,

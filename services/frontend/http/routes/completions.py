@@ -38,9 +38,7 @@ async def create_completion(http_request: Request) -> Response:
     if max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise bad_request("max_tokens must be at least 1, unless the prompt is scored (echo)", "max_tokens")
     with state.preparing():
-        prompts = [await _prompt(prompt, request, model, limits, max_tokens) for prompt in request.prompt]
-    for prompt in prompts:
-        room_for_output(len(prompt.token_ids), max_tokens, max_model_len=limits.max_model_len, param="prompt")
+        prompts = await _prompts(request, model, limits, max_tokens)
     sampling = sampling_params(request, max_tokens=max_tokens, tokenizer=model.tokenizer, vocab_size=limits.vocab_size)
     choices = make_choices(request, model, [(prompt.token_ids, sampling) for prompt in prompts])
     completion = _answer(request, name, model, prompts)
@@ -53,24 +51,33 @@ async def create_completion(http_request: Request) -> Response:
     )
 
 
-async def _prompt(
-    prompt: str | list[int], request: CompletionRequest, model: LoadedModel, limits: ModelLimits, max_tokens: int
-) -> EchoedPrompt:
-    if isinstance(prompt, str):
-        token_ids = await model.prompts.encode(prompt, add_special_tokens=request.add_special_tokens)
-    else:
-        check_prompt_ids(prompt, limits.vocab_size, "prompt")
-        token_ids = prompt
-    kept = truncate_prompt(
-        token_ids, request.truncate_prompt_tokens, max_model_len=limits.max_model_len, max_tokens=max_tokens
-    )
-    if not request.echo:
-        return EchoedPrompt(kept)
-    if isinstance(prompt, str) and len(kept) == len(token_ids):
-        return EchoedPrompt(kept, prompt)
-    return EchoedPrompt(
-        kept, model.tokenizer.decode(kept, skip_special_tokens=request.skip_special_tokens is not False)
-    )
+async def _prompts(
+    request: CompletionRequest, model: LoadedModel, limits: ModelLimits, max_tokens: int
+) -> list[EchoedPrompt]:
+    """Each prompt's token ids, checked against the model's limits, and its text where it is echoed."""
+    texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+    # They are all of one kind.
+    encoded = await model.prompts.encode(texts, add_special_tokens=request.add_special_tokens) if texts else None
+    prompts: list[EchoedPrompt] = []
+    for number, prompt in enumerate(request.prompt):
+        if isinstance(prompt, str):
+            assert encoded is not None
+            token_ids = encoded[number]
+        else:
+            check_prompt_ids(prompt, limits.vocab_size, "prompt")
+            token_ids = prompt
+        kept = truncate_prompt(
+            token_ids, request.truncate_prompt_tokens, max_model_len=limits.max_model_len, max_tokens=max_tokens
+        )
+        room_for_output(len(kept), max_tokens, max_model_len=limits.max_model_len, param="prompt")
+        if not request.echo:
+            text = ""
+        elif isinstance(prompt, str) and len(kept) == len(token_ids):
+            text = prompt
+        else:
+            text = model.tokenizer.decode(kept, skip_special_tokens=request.skip_special_tokens is not False)
+        prompts.append(EchoedPrompt(kept, text))
+    return prompts
 
 
 def _answer(request: CompletionRequest, name: str, model: LoadedModel, prompts: list[EchoedPrompt]) -> CompletionAnswer:

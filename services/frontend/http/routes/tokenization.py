@@ -23,8 +23,8 @@ async def tokenize(http_request: Request) -> Response:
     _, model = state.model(request.model)
     with state.preparing():
         if request.prompt is not None:
-            token_ids = await model.prompts.encode(
-                request.prompt, add_special_tokens=request.add_special_tokens is not False
+            (token_ids,) = await model.prompts.encode(
+                [request.prompt], add_special_tokens=request.add_special_tokens is not False
             )
         else:
             token_ids = await model.prompts.encode_chat(

@@ -66,7 +66,8 @@ class GenerationFields(RequestBody):
     repetition_penalty: Number | None = Field(1.0, gt=0)
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIdList | None = Field(None, max_length=MAX_LIST_LENGTH)
-    bad_words: list[str] | None = Field(None, max_length=MAX_LIST_LENGTH)
+    # Each may be banned in two spellings.
+    bad_words: list[str] | None = Field(None, max_length=MAX_LIST_LENGTH // 2)
 
     min_tokens: WholeNumber | None = Field(0, ge=0)
     stop_token_ids: TokenIdList | None = Field(None, max_length=MAX_LIST_LENGTH)

@@ -59,6 +59,7 @@ BOTH = [
     ({"logit_bias": {str(i): 1 for i in range(MAX_LIST_LENGTH + 1)}}, "logit_bias"),
     ({"bad_words": [""]}, "bad_words"),
     ({"bad_words": ["  "]}, "bad_words"),
+    ({"bad_words": ["a"] * MAX_LIST_LENGTH}, "bad_words"),
     ({"bad_words": "word"}, "bad_words"),
     ({"bad_words": ["b" * 2000]}, "bad_words"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),

@@ -150,6 +150,7 @@ def test_what_keeps_it_from_starting_is_one_line(tokenizer_folder, changes, mess
     said = capsys.readouterr().err.strip() or caplog.text
     assert message in said
     assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
 
 
 def test_one_model_or_several():

@@ -37,14 +37,14 @@ def test_long_prompts_leave_the_event_loop():
     async def build() -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="prompt") as executor:
             builder = PromptBuilder(cast(Tokenizer, tokenizer), cast(ChatTemplate, PlainTemplate()), executor)
-            assert await builder.encode("ab", add_special_tokens=True) == [0, 97, 98]
+            assert await builder.encode(["ab", "c"], add_special_tokens=True) == [[0, 97, 98], [0, 99]]
             long = "a" * (INLINE_CHARACTERS + 1)
-            assert await builder.encode(long, add_special_tokens=False) == [97] * len(long)
+            assert await builder.encode([long], add_special_tokens=False) == [[97] * len(long)]
             message = ChatMessage(role="user", content=long)
             options = {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False}
             assert await builder.encode_chat([message], **options) == [97] * len(long)
             assert await builder.decode([97, 98]) == "ab"
 
     asyncio.run(build())
-    assert tokenizer.threads[0] == "MainThread"
-    assert [name.startswith("prompt") for name in tokenizer.threads[1:]] == [True, True]
+    assert tokenizer.threads[:2] == ["MainThread", "MainThread"]
+    assert [name.startswith("prompt") for name in tokenizer.threads[2:]] == [True, True]
