@@ -74,6 +74,7 @@ server {{
 proxy_set_header Connection "";
 {chr(10).join(directives)}
 {locations}
+location / {{ return 404; }}
 }}
 }}
 """
