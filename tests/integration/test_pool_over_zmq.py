@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from services.frontend.engines import EnginePool, in_process_engine
-from services.frontend.engines.connection import ConnectionState
+from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.protocol import RequestOutput
@@ -35,8 +35,7 @@ def undisturbed_run(prompt: list[int], max_tokens: int) -> list[int]:
 class EngineProcess:
     def __init__(self, port: int = 0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.router_engine", str(port), str(STEP_SECONDS)],
-            cwd=ROOT,
+            [sys.executable, str(Path(__file__).with_name("router_engine.py")), str(port), str(STEP_SECONDS)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from services.frontend.engines.connection import ConnectionState, EngineConnection
+from services.frontend.engines.connection import EngineConnection
+from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.routing import RoutingPolicy
 from services.frontend.generation import Generation, GenerationError, new_request_id
@@ -146,11 +147,11 @@ class Dispatcher:
             elif request.waiting_since is not None and now - request.waiting_since >= self._no_engine_timeout:
                 self._give_up(request, self._no_engine())
 
-    def fail_all(self, error: GenerationError) -> None:
+    def fail_all(self, message: str, status: int, retry_after: float) -> None:
         """End every request, and have the engines stop."""
         for request in list(self.requests.values()):
             self.abort(request.request_id)
-            request.fail(error)
+            request.fail(GenerationError(message, status, retry_after))
 
     def _place_or_wait(self, request: InFlight) -> None:
         if self._has_other_weights(request):

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from services.frontend.engines.connection import ConnectionState, EngineConnection
+from services.frontend.engines.connection import EngineConnection
+from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.engines.discovery import discovery_for
 from services.frontend.engines.dispatch import RETRY_WHEN_NO_ENGINE, DispatchCounts, Dispatcher
 from services.frontend.engines.in_flight import InFlight
@@ -99,7 +100,7 @@ class EnginePool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._dispatcher.fail_all(GenerationError("this server is shutting down", 503, RETRY_WHEN_NO_ENGINE))
+        self._dispatcher.fail_all("this server is shutting down", 503, RETRY_WHEN_NO_ENGINE)
         for connection in list(self.connections.values()):
             connection.close(farewell="the frontend stops")
         if self._transport is not None:

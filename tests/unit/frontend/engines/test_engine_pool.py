@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from engine_fleet import Fleet, run
 
-from services.frontend.engines.connection import ConnectionState
+from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.engines.in_process_engine import InProcessEngine, undisturbed_run
 from services.frontend.engines.pool import EnginePool
 from services.frontend.generation import GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
-from shared.protocol import FinishReason
+from shared.protocol import FinishReason, Goodbye
 
 
 def test_a_request_gets_its_tokens_and_leaves_nothing_behind() -> None:
@@ -95,6 +95,23 @@ def test_a_check_that_raises_leaves_only_that_engine_out() -> None:
         fleet = Fleet(1, check=check)
         await fleet.start()
         assert fleet.pool.connections[fleet.addresses[0]].state is ConnectionState.REFUSED
+
+    run(main)
+
+
+def test_an_engine_that_turns_this_frontend_away_is_asked_on_and_said_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        engine = fleet.transport.engines[fleet.addresses[0]]
+        engine.answers_hello = False
+        await fleet.start()
+        for _ in range(3):
+            engine.post(fleet.pool.boot_id, Goodbye("4096 frontends are connected already"))
+            await fleet.pass_time(1)
+        assert caplog.text.count("turns this frontend away (it is asked again): 4096 frontends") == 1
+        engine.answers_hello = True
+        await fleet.pass_time(1.5)
+        assert fleet.pool.ready
 
     run(main)
 

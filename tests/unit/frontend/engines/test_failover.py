@@ -6,7 +6,7 @@ import time
 import pytest
 from engine_fleet import Fleet, RecordingSink, run
 
-from services.frontend.engines.connection import ConnectionState
+from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.engines.in_process_engine import InProcessEngine, undisturbed_run
 from services.frontend.generation import Generation
 from shared.protocol import FinishReason, Heartbeat, Outputs, RequestOutput, unpack_token_ids

@@ -198,4 +198,4 @@ class EnginesComeAndGo(RuleBasedStateMachine):
 
 
 TestEnginesComeAndGo = EnginesComeAndGo.TestCase
-TestEnginesComeAndGo.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEnginesComeAndGo.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,137 @@
+"""What the link costs a frontend: microseconds of its loop for each RequestOutput, the sink's own work apart.
+
+    python -m loadtest.bench_link
+
+Engines (threads of another process) send OUTPUTS messages as fast as they are taken; the frontend's process
+reads, decodes and delivers them to sinks that only count. CPU time of the frontend's thread, on uvloop.
+The cost must not grow with the number of streams or of engines.
+"""
+
+import asyncio
+import functools
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+
+import uvloop
+import zmq
+
+from services.frontend.engines import EnginePool
+from services.frontend.engines.in_process_engine import InProcessEngine
+from services.frontend.generation import Generation, GenerationError
+from services.frontend.settings import EnginePoolSettings, FrontendSettings
+from shared.protocol import Load, Outputs, RequestOutput, decode_to_frontend, encode
+from shared.sampling_params import SamplingParams
+
+TOKENS = 200_000
+REPEATS = 3
+
+
+class CountingSink:
+    count = 0
+
+    def accept(self, output: RequestOutput) -> bool:
+        CountingSink.count += 1
+        return False
+
+    def fail(self, error: GenerationError) -> None:
+        """The pool stops with every request in flight: the bench is over."""
+
+
+def send_to(router: zmq.Socket[bytes], identity: bytes, data: bytes) -> None:
+    router.send_multipart([identity, data])
+
+
+def run_engines(num_engines: int, per_message: int, pipe: Connection) -> None:
+    """ROUTERs that answer HELLO; once told, they send messages for the requests that they were given."""
+    context = zmq.Context()
+    routers, engines = [], []
+    for _ in range(num_engines):
+        router = context.socket(zmq.ROUTER)
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.bind("tcp://127.0.0.1:0")
+        engine = InProcessEngine()
+        engine.send = functools.partial(send_to, router)
+        routers.append(router)
+        engines.append(engine)
+    pipe.send([router.get(zmq.LAST_ENDPOINT).decode().strip("\0").removeprefix("tcp://") for router in routers])
+    poller = zmq.Poller()
+    for router in routers:
+        poller.register(router, zmq.POLLIN)
+    to_send = 0
+    while True:
+        for router, engine in zip(routers, engines, strict=True):
+            while router.poll(0):
+                engine.receive(*router.recv_multipart())
+        if pipe.poll(0 if to_send else 0.001):
+            command = pipe.recv()
+            if command is None:
+                return
+            to_send = command
+            messages = []
+            for router, engine in zip(routers, engines, strict=True):
+                ((identity, peer),) = engine.peers.items()
+                ids = list(peer.requests)
+                for begin in range(0, len(ids), per_message):
+                    outputs = [RequestOutput(id_, [1234]) for id_ in ids[begin : begin + per_message]]
+                    messages.append((router, identity, encode(Outputs(outputs, Load()))))
+        while to_send > 0:
+            for router, identity, data in messages:
+                router.send_multipart([identity, data])
+                to_send -= per_message
+
+
+async def measure(num_engines: int, per_message: int, streams_per_engine: int) -> float:
+    """Microseconds of CPU for each RequestOutput."""
+    pipe, engine_pipe = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_engines, args=(num_engines, per_message, engine_pipe), daemon=True
+    )
+    process.start()
+    addresses = pipe.recv()
+    settings = FrontendSettings.model_validate(
+        {"routing": "round_robin", "heartbeat_timeout": 600, "heartbeat_interval": 60}
+    )
+    engines = EnginePoolSettings.model_validate({"engine_addresses": addresses})
+    pool = EnginePool("bench", settings, engines, lambda welcome: None)
+    await pool.start()
+    while len(pool._dispatcher.engines) < num_engines:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    for _ in range(num_engines * streams_per_engine):
+        pool.submit(Generation("bench", [1, 2, 3], SamplingParams(max_tokens=1 << 20), CountingSink()))
+    await asyncio.sleep(0.3)
+    best = float("inf")
+    for _ in range(REPEATS):
+        CountingSink.count = 0
+        begin = time.thread_time()
+        pipe.send(TOKENS)
+        while CountingSink.count < TOKENS:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        best = min(best, (time.thread_time() - begin) / CountingSink.count * 1e6)
+    await pool.stop()
+    pipe.send(None)
+    process.join()
+    return best
+
+
+def decode_cost(per_message: int) -> float:
+    """Microseconds for each RequestOutput of msgspec's decoding alone: the floor."""
+    data = encode(Outputs([RequestOutput(1_000_000 + index, [1234]) for index in range(per_message)], Load()))
+    rounds = TOKENS // per_message
+    begin = time.thread_time()
+    for _ in range(rounds):
+        decode_to_frontend(data)
+    return (time.thread_time() - begin) / (rounds * per_message) * 1e6
+
+
+def main() -> None:
+    print("Microseconds of the frontend's thread for each RequestOutput (one token), the best of three runs\n")
+    print("| requests a message | streams an engine | 1 engine | 8 engines | decoding alone |")
+    print("|---:|---:|---:|---:|---:|")
+    for per_message, streams in ((1, 1), (64, 64), (256, 256), (64, 512)):
+        one, eight = (uvloop.run(measure(engines, per_message, streams)) for engines in (1, 8))
+        print(f"| {per_message} | {streams} | {one:.2f} | {eight:.2f} | {decode_cost(per_message):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
