@@ -6,6 +6,7 @@ import pytest
 import torch
 from sampling_reference import request
 
+from services.engine.sampling import truncation
 from services.engine.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from shared.sampling_params import SamplingParams
 
@@ -18,6 +19,11 @@ KINDS = [
     SamplingParams(seed=5, logprobs=3, top_p=0.5),
     SamplingParams(seed=5, allowed_token_ids=[1, 2], repetition_penalty=1.3, max_tokens=9),
 ]
+
+
+@pytest.fixture(autouse=True, params=[(64, 256), (2, 8)], ids=["settled by leaders", "whole rows"])
+def leaders(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truncation, "LEADERS", request.param)
 
 
 def make_sampler(**options) -> Sampler:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sampling_reference import request
 
 from services.engine.request import Request
-from services.engine.sampling.row_state import TokenCounts
+from services.engine.sampling.row_state import RowState, TokenCounts
 from services.engine.sampling.sampler import Sampler
 from shared.sampling_params import SamplingParams
 
@@ -84,6 +84,24 @@ def test_a_request_that_is_disturbed_goes_on_as_if_it_had_not_been(params: Sampl
                 step(sampler, [running])
         step(sampler, [running])
     assert running.token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.token_ids.append(6),
+        lambda r: r.token_ids.__delitem__(slice(-2, None)),  # the one that is last now is 6 again
+        lambda r: r.token_ids.__setitem__(-1, 5),
+        lambda r: setattr(r, "num_prompt_tokens", 1),
+        lambda r: setattr(r, "sampling", SamplingParams()),
+    ],
+)
+def test_a_state_is_rebuilt_for_tokens_or_parameters_that_it_does_not_describe(change) -> None:
+    described = request(0, [1, 6], [7, 6], SamplingParams(frequency_penalty=1.0))
+    state = RowState(described, VOCAB, [EOS])
+    assert state.describes(described)
+    change(described)
+    assert not state.describes(described)
 
 
 @given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)), st.lists(st.integers(0, 200), max_size=150))
