@@ -15,7 +15,7 @@ from services.engine.sampling.race import race
 from services.engine.sampling.weights import BINS, Weigher
 
 # How many leaders are tried, one after the other. They are constants, and change speed alone, never a result.
-LEADERS = (64, 1024)
+LEADERS = (64, 256)
 
 
 @dataclass(slots=True)
@@ -93,52 +93,49 @@ def _race_of_leaders(
 
 @dataclass(slots=True)
 class _Tokens:
-    """Some tokens of one row, [n] each; `ids` is None where they are all of them. `bin`, int32, is a coarse
-    order: a token of a lower bin comes before one of a higher."""
+    """Some tokens of one row, [n] each; `ids` is None where they are all of them, ascending otherwise. `bins` are
+    a coarse order, int32: a token of a lower bin comes before one of a higher."""
 
     ids: Tensor | None
-    logits: Tensor
     weights: Tensor
-    bin: Tensor
+    bins: Tensor
 
     def take(self, index: Tensor) -> "_Tokens":
-        return _Tokens(
-            index if self.ids is None else self.ids[index], self.logits[index], self.weights[index], self.bin[index]
-        )
+        return _Tokens(index if self.ids is None else self.ids[index], self.weights[index], self.bins[index])
 
 
 def survivors(logits: Tensor, row: TruncatedRows, weigher: Weigher) -> tuple[Tensor, Tensor]:
-    """All tokens of one row, `logits` [vocab], that may be drawn: ids ascending, int64 [n], and weights, float64 [n].
+    """All tokens of one row, `logits` [vocab], that are not cut off: ids, int64 [n], and weights, float64 [n].
 
     The row's maximum must be finite.
     """
-    weights, bins = weigher.weigh_row(logits, row.row_max[0], row.temperature[0])
-    tokens = _Tokens(None, logits, weights, bins)
+    tokens = _Tokens(None, *weigher.weigh_row(logits, row.row_max[0], row.temperature[0]))
     min_weight, top_k, top_p = float(row.min_weight), int(row.top_k), float(row.top_p)
     if min_weight > 1.0:
-        tokens = tokens.take((weights >= min_weight).nonzero().squeeze(1))
-    if top_k < len(tokens.bin):
-        tokens = _front(tokens, torch.ones_like(tokens.weights), float(top_k))
+        tokens = tokens.take((tokens.weights >= min_weight).nonzero().squeeze(1))
+    if top_k < len(tokens.bins):
+        tokens = _front(logits, tokens, torch.ones_like(tokens.weights), float(top_k))
     if top_p < 1.0:
-        tokens = _front(tokens, tokens.weights, top_p * float(tokens.weights.sum()))
-    tokens = tokens.take((tokens.weights > 0).nonzero().squeeze(1))
+        tokens = _front(logits, tokens, tokens.weights, top_p * float(tokens.weights.sum()))
+    if tokens.ids is None:
+        tokens = tokens.take((tokens.weights > 0).nonzero().squeeze(1))
     assert tokens.ids is not None
     return tokens.ids, tokens.weights
 
 
-def _front(tokens: _Tokens, amounts: Tensor, limit: float) -> _Tokens:
+def _front(logits: Tensor, tokens: _Tokens, amounts: Tensor, limit: float) -> _Tokens:
     """The shortest front of these tokens whose whole-numbered `amounts` reach `limit`.
 
     A histogram says in which bin the front ends, and only the tokens of that bin are sorted.
     """
-    running = torch.bincount(tokens.bin, weights=amounts, minlength=BINS + 1).cumsum(dim=0)
+    running = torch.bincount(tokens.bins, weights=amounts, minlength=BINS + 1).cumsum(dim=0)
     last_bin = int(torch.searchsorted(running, limit))
-    candidates = (tokens.bin <= last_bin).nonzero().squeeze(1)
-    tokens, amounts = tokens.take(candidates), amounts[candidates]
-    in_last = (tokens.bin == last_bin).nonzero().squeeze(1)
-    # Positions stand in for ids: both ascend.
-    in_order = in_last[sort_keys(tokens.logits[in_last], in_last).argsort(descending=True)]
-    up_to = running[min(last_bin, BINS)] - amounts[in_order].sum() + amounts[in_order].cumsum(dim=0)
-    kept = torch.ones_like(candidates, dtype=torch.bool)
-    kept[in_order] = up_to - amounts[in_order] < limit
-    return tokens.take(kept.nonzero().squeeze(1))
+    in_front = tokens.bins <= last_bin
+    if last_bin <= BINS:
+        in_bin = (tokens.bins == last_bin).nonzero().squeeze(1)
+        ids = in_bin if tokens.ids is None else tokens.ids[in_bin]
+        in_bin = in_bin[sort_keys(logits[ids], ids).argsort(descending=True)]
+        inside = amounts[in_bin]
+        before = running[last_bin] - inside.sum() + inside.cumsum(dim=0) - inside
+        in_front[in_bin] = before < limit
+    return tokens.take(in_front.nonzero().squeeze(1))

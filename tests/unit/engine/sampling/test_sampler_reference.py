@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("small_constants")
 GROUP = 16
 EOS = (2, 5)
 relaxed = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
