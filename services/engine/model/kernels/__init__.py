@@ -1,7 +1,8 @@
 """Compiles the C kernels beside this file for this very machine at first use, and loads them.
 
 The library goes to the user's cache, under a name that changes with the sources, the compiler and the processor;
-where others could write there, to a folder of this process's own. Where there is no C compiler, callers take their PyTorch implementations: slower, and never wrong.
+where others could write there, to a folder of this process's own. Where there is no C compiler, callers take their
+PyTorch implementations: slower, and never wrong.
 """
 
 import ctypes

@@ -47,7 +47,6 @@ def test_a_home_that_cannot_be_written_to_is_no_obstacle(tmp_path: Path, monkeyp
     if kernels.load_kernels() is None:
         pytest.skip("no C compiler here")
 
-
     assert not list(tmp_path.glob("tandem-kernels-*"))  # loaded, it is no longer needed
 
 
