@@ -16,6 +16,9 @@ from typing import Any, cast
 WEIGHT_PATTERNS = ("*.safetensors",)
 TEXT_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000  # the format's own limit
+# Of each weight file, evenly spread, for the fingerprint.
+_NUM_SAMPLES = 64
+_SAMPLE_BYTES = 4096
 
 
 class ModelSourceError(Exception):
@@ -161,14 +164,16 @@ def _eos_ids(eos: object, vocab_size: int, folder: Path) -> list[int]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Equal for equal weights, in milliseconds: a hash of config.json and of the weight files' names, sizes and
-    safetensors headers (which hold every tensor's name, shape and type). Raises ModelSourceError."""
+    """Equal for equal weights, in milliseconds: a hash of config.json and of the weight files' names, sizes,
+    safetensors headers (which hold every tensor's name, shape and type) and samples of their bytes: fine-tuned
+    weights differ from the original's in nothing else. Raises ModelSourceError."""
     digest = hashlib.sha256()
     try:
         digest.update((folder / "config.json").read_bytes())
         for path in sorted(folder.glob("*.safetensors")):
             digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
             digest.update(_safetensors_header(path))
+            digest.update(_samples(path))
     except OSError as error:
         raise ModelSourceError(f"The model's files in {folder} cannot be read: {error}") from error
     return digest.hexdigest()[:32]
@@ -184,3 +189,13 @@ def _safetensors_header(path: Path) -> bytes:
     if len(header) != length:
         raise ModelSourceError(f"{path} is cut short (a download that broke off?): fetch it again.")
     return header
+
+
+def _samples(path: Path) -> bytes:
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        parts: list[bytes] = []
+        for index in range(_NUM_SAMPLES):
+            file.seek(size * index // _NUM_SAMPLES)
+            parts.append(file.read(_SAMPLE_BYTES))
+    return b"".join(parts)

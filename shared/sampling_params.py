@@ -78,9 +78,10 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
         f"must be from 0 to max_tokens ({params.max_tokens}), not {params.min_tokens}",
     )
     _require(
-        math.isfinite(params.repetition_penalty) and 0.0 < params.repetition_penalty <= 100.0,
+        # A logit divided by less would no longer be a number of float32.
+        math.isfinite(params.repetition_penalty) and 0.01 <= params.repetition_penalty <= 100.0,
         "repetition_penalty",
-        f"must be over 0 and at most 100, not {params.repetition_penalty}",
+        f"must be from 0.01 to 100, not {params.repetition_penalty}",
     )
     _require_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _require_number("presence_penalty", params.presence_penalty, -2.0, 2.0)

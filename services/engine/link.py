@@ -129,15 +129,16 @@ class Link:
         poller = zmq.Poller()
         poller.register(self._outbox.descriptor, zmq.POLLIN)
         reading = False
-        next_tick = last_pass = time.monotonic()
+        next_tick = last_pass = deaf_since = time.monotonic()
         while True:
             if self._inbox.is_full == reading:
                 reading = not reading
                 if reading:
                     poller.register(self._router.socket, zmq.POLLIN)
-                    self._excuse_silence(self._timeout)
+                    self._excuse_silence(time.monotonic() - deaf_since)
                 else:
                     poller.unregister(self._router.socket)
+                    deaf_since = time.monotonic()
             wait = max(0.0, next_tick - last_pass)
             if self._behind or not reading:
                 wait = min(wait, RETRY_SECONDS)
@@ -158,7 +159,7 @@ class Link:
                 self._retry()
             if now >= next_tick:
                 next_tick = now + self._interval / 4
-                self._tick(now)
+                self._tick(now, listening=reading)
 
     def _read(self, now: float) -> None:
         for _ in range(MESSAGES_PER_PASS):
@@ -265,6 +266,8 @@ class Link:
         self._send_bytes(peer, encode(message))
 
     def _send_bytes(self, peer: Peer, data: bytes) -> None:
+        if self._peers.get(peer.identity) is not peer:
+            return  # lost by a message before this one
         if not peer.backlog:
             sent = self._router.send(peer.identity, data)
             if sent:
@@ -290,11 +293,12 @@ class Link:
             if not peer.backlog:
                 self._behind.discard(peer)
 
-    def _tick(self, now: float) -> None:
-        """Find the silent, and tell those that were told nothing for a while that the engine lives."""
+    def _tick(self, now: float, listening: bool) -> None:
+        """Find the silent, and tell those that were told nothing for a while that the engine lives. While nobody
+        listens to them, because the inbox is full, all are silent and none is dead."""
         alive = self._is_alive()
         for peer in list(self._peers.values()):
-            if now - peer.last_heard > self._timeout:
+            if listening and now - peer.last_heard > self._timeout:
                 self._lose(peer, f"nothing was heard of it for {self._timeout:g} s")
             elif alive and now - peer.last_told >= self._interval:
                 stored, evicted = peer.block_events.take(MAX_HASHES_PER_HEARTBEAT)

@@ -35,8 +35,6 @@ class Scheduler:
         self._preempted: list[Request] = []
         self._prefilling: list[Request] = []
         self._waiting_tokens = 0
-        # The head that found too few blocks, and how many were free: not tried again before there are more.
-        self._blocked: tuple[Request, int] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -153,16 +151,9 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         if len(self.running) >= self.max_num_seqs:
             return False
-        num_free = self.kv_cache.num_free
-        if self.running and self._blocked is not None:
-            blocked, free_then = self._blocked
-            if blocked is request and num_free <= free_then:
-                return False
         # A block for each running request stays free, or the next decodes would preempt again at once.
         if not self.kv_cache.admit(request, reserve=len(self.running)):
-            self._blocked = (request, num_free)
             return False
-        self._blocked = None
         self._dequeue(request)
         request.status = RequestStatus.RUNNING
         self.running[request] = None

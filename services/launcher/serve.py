@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from services.engine.model.cpu_threads import usable_threads
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings
 from services.launcher.settings import ServeSettings, child_environment
@@ -75,8 +76,7 @@ def _probe_ports(settings: ServeSettings) -> ReservedPorts:
 
 
 def _engines(settings: ServeSettings, link_ports: list[int], probe_ports: list[int], scratch: Path) -> list[Child]:
-    # Two engines with a thread for every core would spin against each other, and against the frontends.
-    threads = settings.threads or max(1, _usable_cores() // settings.engines)
+    threads = _threads_per_engine(settings)
     engines = []
     for index in range(settings.engines):
         ready_file = scratch / f"engine-{index}.json"
@@ -90,6 +90,14 @@ def _engines(settings: ServeSettings, link_ports: list[int], probe_ports: list[i
         grace = _grace(settings, EngineSettings)
         engines.append(Child(f"engine {index}", _command("engine"), environment, ready_file, grace))
     return engines
+
+
+def _threads_per_engine(settings: ServeSettings) -> int | None:
+    """None: as the engine itself decides, which obeys OMP_NUM_THREADS."""
+    if settings.threads is not None or os.environ.get("OMP_NUM_THREADS"):
+        return settings.threads
+    # Two engines with a thread for every core would spin against each other, and against the frontends.
+    return max(1, usable_threads() // settings.engines)
 
 
 def _frontends(settings: ServeSettings, engines: list[Child], listen_fd: int, scratch: Path) -> list[Child]:
@@ -212,10 +220,6 @@ def _grace(settings: ServeSettings, service: type[EngineSettings] | type[Fronten
 
 def _command(service: str) -> list[str]:
     return [sys.executable, "-m", "services.command", service]
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _exit_on_sigterm(*_: object) -> NoReturn:

@@ -24,6 +24,9 @@ from shared.protocol import ModelLimits, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
+# Logits of so many prompt positions are in memory together: 150 MB at a vocabulary of 151,936, in float32.
+SCORED_ROWS_AT_ONCE = 256
+
 
 class TokenSampler(Protocol):
     """What the executor asks of the sampler (services/engine/sampling/sampler.py)."""
@@ -168,22 +171,29 @@ class TorchExecutor:
                 prompt_rows += range(row, row + count)
             row += share.num_tokens
         row_indices = torch.tensor(rows + prompt_rows, dtype=torch.int64, device=self._device)
-        logits = self.loaded.model.forward(batch, row_indices, self._attention)
+        model = self.loaded.model
+        states = model.forward(batch, row_indices, self._attention)
 
         if sampling:
-            tokens = self._sampler.sample(logits[: len(rows)], [request for _, request in sampling])
+            tokens = self._sampler.sample(model.logits(states[: len(rows)]), [request for _, request in sampling])
             for (i, _), token in zip(sampling, tokens, strict=True):
                 results[i] = token
         at = len(rows)
         for i, request, start, count in scoring:
             next_ids = request.token_ids[start + 1 : start + 1 + count]
             try:
-                results[i].prompt_logprobs = self._sampler.prompt_logprobs(
-                    logits[at : at + count], next_ids, request.sampling.prompt_logprobs or 0
-                )
+                results[i].prompt_logprobs = self._score(states[at : at + count], next_ids, request)
             except ValueError as error:  # NaN in this request's logits
                 results[i] = SampledToken(error=str(error))
             at += count
+
+    def _score(self, states: Tensor, next_ids: list[int], request: Request) -> list[TokenLogprobs]:
+        logprobs: list[TokenLogprobs] = []
+        for first in range(0, len(next_ids), SCORED_ROWS_AT_ONCE):
+            part = slice(first, first + SCORED_ROWS_AT_ONCE)
+            logits = self.loaded.model.logits(states[part])
+            logprobs += self._sampler.prompt_logprobs(logits, next_ids[part], request.sampling.prompt_logprobs or 0)
+        return logprobs
 
 
 def _scored_positions(share: ScheduledRequest) -> int:
@@ -196,11 +206,14 @@ def _scored_positions(share: ScheduledRequest) -> int:
 
 
 def _make_sampler(settings: EngineSettings, loaded: LoadedModel, eos_token_ids: list[int]) -> TokenSampler:
+    from services.engine.sampling.processors import ProcessorContext, load_logits_processors
     from services.engine.sampling.sampler import Sampler
 
+    context = ProcessorContext(loaded.model.vocab_size, tuple(eos_token_ids), loaded.device)
     return Sampler(
         vocab_size=loaded.model.vocab_size,
         eos_token_ids=eos_token_ids,
         device=loaded.device,
         logprobs_mode=settings.logprobs_mode,
+        processors=load_logits_processors(context),
     )

@@ -86,6 +86,10 @@ class BlockPool:
                 if self._stored[block] is None:
                     self._free.move_to_end(block, last=False)
 
+    def knows(self, block_hash: int) -> bool:
+        """Whether some content has that hash; `find` tells whether it is the one asked for."""
+        return block_hash in self._block_of_hash
+
     def find(self, block_hash: int, parent: int | str, token_ids: bytes) -> StoredBlock | None:
         """The content of that hash, if it is really the one asked for."""
         block = self._block_of_hash.get(block_hash)

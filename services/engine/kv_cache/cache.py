@@ -5,11 +5,22 @@ The scheduler calls this; `block_pool` keeps the blocks themselves.
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from services.engine.kv_cache.block_pool import BlockPool
 from services.engine.request import Request
 from shared.block_hash import block_hash, root_hash
 from shared.protocol import pack_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """The request that found too few blocks, the room there was, and the name of the first block that it lacked: it
+    is not looked up again before there is more room, or that block is there to be shared."""
+
+    request: Request
+    room: int
+    missing: int | None
 
 
 class KVCache:
@@ -20,6 +31,7 @@ class KVCache:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self._refused: _Refused | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -35,13 +47,24 @@ class KVCache:
 
     def admit(self, request: Request, reserve: int = 0) -> bool:
         """Give a request its prefix hits and room for all its tokens, unless fewer than `reserve` blocks
-        would be left free. At least its last token is always left to compute, to sample from."""
+        would be left free. At least its last token is always left to compute, to sample from.
+
+        Asked again and again for the one that waits first, it costs a look at two numbers until either changed."""
+        pool = self.pool
+        room = pool.num_free - reserve
+        refused = self._refused
+        if refused is not None and refused.request is request and room <= refused.room:
+            if refused.missing is None or not pool.knows(refused.missing):
+                return False
         hits, serial = self._find_prefix(request)
         num_new = self.blocks_for(len(request.token_ids)) - len(hits)
-        pool = self.pool
         num_taken = num_new + sum(pool.is_free(block) for block in hits)
-        if num_taken + reserve > pool.num_free:
+        if num_taken > room:
+            hashes = request.block_hashes
+            missing = hashes[len(hits)] if self._shares(request) and len(hits) < len(hashes) else None
+            self._refused = _Refused(request, room, missing)
             return False
+        self._refused = None
         # Hits first, or a new block might be one of them.
         for block in hits:
             pool.share(block)
@@ -87,8 +110,7 @@ class KVCache:
         self.pool.check(references)
 
     def _find_prefix(self, request: Request) -> tuple[list[int], int]:
-        # Logprobs of the prompt need every position computed.
-        if not self.enable_prefix_caching or request.prompt_logprobs is not None:
+        if not self._shares(request):
             return [], 0
         blocks: list[int] = []
         parent: int | str = request.cache_salt
@@ -100,6 +122,10 @@ class KVCache:
             blocks.append(self.pool.block_of(stored))
             parent = stored.serial
         return blocks, parent if isinstance(parent, int) else 0
+
+    def _shares(self, request: Request) -> bool:
+        """Whether it takes blocks that others computed. Logprobs of the prompt need every position computed."""
+        return self.enable_prefix_caching and request.prompt_logprobs is None
 
     def _parent(self, request: Request, index: int) -> int | str:
         return request.last_stored_serial if index else request.cache_salt

@@ -19,13 +19,16 @@ logger = logging.getLogger(__name__)
 
 _MAX_HEAD_DIM = 256
 _HEAD_DIM_MULTIPLE = 8
+_OLDEST_GPU = (8, 0)  # Ampere
 
 
-def varlen_handles(head_dim: int, dtype: torch.dtype) -> bool:
-    """Whether flash attention computes such a layer, and this PyTorch has it."""
+def varlen_handles(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether flash attention computes such a layer on this GPU, and this PyTorch has it."""
     try:
         import torch.nn.attention.varlen
     except ImportError:
+        return False
+    if torch.cuda.get_device_capability(device) < _OLDEST_GPU:
         return False
     return dtype in (torch.bfloat16, torch.float16) and head_dim <= _MAX_HEAD_DIM and head_dim % _HEAD_DIM_MULTIPLE == 0
 

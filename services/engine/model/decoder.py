@@ -73,7 +73,7 @@ class Decoder:
         checkpoint.finish()
 
     def forward(self, batch: Batch, rows: Tensor, attention: Attention) -> Tensor:
-        """The logits [len(rows), vocab_size] of these rows; every token's keys and values go to the pool."""
+        """The states [len(rows), hidden_size] of these rows; every token's keys and values go to the pool."""
         config, ops = self.config, self._ops
         epsilon = config.rms_norm_epsilon
         residual = functional.embedding(batch.token_ids, self._embeddings).to(self._dtype)
@@ -88,12 +88,15 @@ class Decoder:
             x = attention.attend(query, i, batch, layer.options)
             x = ops.add_rms_norm(layer.output(x.flatten(1)), residual, layer.mlp_norm, epsilon)
             delta = layer.down(ops.silu_and_multiply(layer.gate_up(x)))
-        if len(rows) == 0:
-            return residual.new_empty(0, self.vocab_size)
         assert delta is not None
-        padded = rows if len(rows) >= MIN_ROWS else rows.expand(MIN_ROWS)
-        x = ops.add_rms_norm(delta[padded], residual[padded], self._norm, epsilon)
-        return self._head(x)[: len(rows)]
+        return ops.add_rms_norm(delta[rows], residual[rows], self._norm, epsilon)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[rows, hidden_size] -> [rows, vocab_size]."""
+        if len(states) == 0:
+            return states.new_empty(0, self.vocab_size)
+        padded = states if len(states) >= MIN_ROWS else states.repeat(MIN_ROWS, 1)
+        return self._head(padded.contiguous())[: len(states)]
 
 
 def _load_layer(config: DecoderConfig, i: int, take: Callable[..., Tensor]) -> _Layer:

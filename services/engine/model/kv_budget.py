@@ -88,5 +88,6 @@ def _run_largest_step(loaded: LoadedModel, settings: EngineSettings) -> None:
         scheduled.append(ScheduledRequest(request, 0, length))
     batch = build_batch(scheduled, block_size=settings.block_size, num_blocks=pool.num_blocks, device=loaded.device)
     rows = batch.query_starts[1:].long() - 1
+    states = loaded.model.forward(batch, rows, loaded.make_attention(pool))
     # The sampler works in float32.
-    loaded.model.forward(batch, rows, loaded.make_attention(pool)).float()
+    loaded.model.logits(states).float()

@@ -37,7 +37,12 @@ class Model(Protocol):
     def kv_layers(self) -> list[KVLayer]: ...
 
     def forward(self, batch: Batch, rows: Tensor, attention: Attention) -> Tensor:
-        """The logits [len(rows), vocab_size] of these rows; every token's keys and values go to the pool."""
+        """The states [len(rows), …] of these rows, for `logits`; every token's keys and values go to the pool."""
+        ...
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits [rows, vocab_size] of some of these states. Apart, since those of a whole long prompt would
+        take gigabytes."""
         ...
 
 
@@ -109,7 +114,7 @@ def _choose_attention(
         kernel_handles(query_heads, layer.kv_heads, layer.head_dim, dtype) for layer in layers
     ):
         return KernelAttention(pool, kernels)
-    if device.type == "cuda" and all(varlen_handles(layer.head_dim, dtype) for layer in layers):
+    if device.type == "cuda" and all(varlen_handles(layer.head_dim, dtype, device) for layer in layers):
         return VarlenAttention(pool)
     return TorchAttention(pool)
 

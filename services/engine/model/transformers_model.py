@@ -127,12 +127,16 @@ class TransformersModel:
         self.query_heads = probe.query_heads
 
     def forward(self, batch: Batch, rows: Tensor, attention: Attention) -> Tensor:
-        """The logits [len(rows), vocab_size] of these rows; every token's keys and values go to the pool."""
+        """The logits [len(rows), vocab_size] of these rows already: what a model does to its head's output (Gemma 2
+        squashes it) is inside its own forward. Every token's keys and values go to the pool."""
         wanted = rows if len(rows) else rows.new_zeros(1)
         padded = wanted if len(wanted) >= MIN_ROWS else wanted.expand(MIN_ROWS)
         with _run_with(_Paged(batch, attention)):
             logits = self._run(batch.token_ids, batch.positions, padded)
         return logits[: len(rows)]
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states
 
     def _run(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         logits: Tensor = self._model(

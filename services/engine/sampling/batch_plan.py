@@ -58,9 +58,10 @@ class BatchPlan:
         self.greedy = torch.tensor(greedy, dtype=torch.int64, device=device)
         self.plain = _random_rows([r for r in random if not is_truncated(r[1].params, vocab_size)], device)
         self.truncated = _random_rows([r for r in random if is_truncated(r[1].params, vocab_size)], device)
+        # Limited before it is a tensor: a client's number may be over what int64 holds.
         self._top_k = _column(
-            [state.params.top_k or vocab_size for state in self.truncated.states], torch.int64, device
-        ).clamp(max=vocab_size)
+            [min(state.params.top_k or vocab_size, vocab_size) for state in self.truncated.states], torch.int64, device
+        )
         self._top_p = _column([state.params.top_p for state in self.truncated.states], torch.float64, device)
         min_p = _column([state.params.min_p for state in self.truncated.states], torch.float64, device)
         self._min_weight = (min_p * scale).clamp(min=1.0)

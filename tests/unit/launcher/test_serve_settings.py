@@ -1,11 +1,14 @@
 """What `tandem serve` hands to its children, and to which."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from services.engine.model import cpu_threads
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings
+from services.launcher.serve import _engines
 from services.launcher.settings import ServeSettings, child_environment
 
 
@@ -21,6 +24,38 @@ def test_a_child_gets_what_was_set_for_its_service_and_no_more(monkeypatch: pyte
     assert "TANDEM_MAX_NUM_SEQS" not in frontend
     assert "TANDEM_READY_FILE" not in frontend
     assert json.loads(frontend["TANDEM_API_KEY"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("engines", "threads", "variable", "quota", "each"),
+    [
+        (1, None, None, "max 100000", 8),
+        (3, None, None, "max 100000", 2),
+        (2, None, None, "400000 100000", 2),  # a container's quota counts, not the node's cores
+        (9, None, None, "max 100000", 1),
+        (2, 5, None, "max 100000", 5),
+        (2, None, "3", "max 100000", None),  # what the engines obey themselves
+        (2, 5, "3", "max 100000", 5),
+    ],
+)
+def test_the_engines_share_the_cores_that_this_process_may_use(
+    engines: int,
+    threads: int | None,
+    variable: str | None,
+    quota: str,
+    each: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(cpu_threads, "_CGROUP_V2", tmp_path / "cpu.max")
+    settings = ServeSettings(model="m", engines=engines, threads=threads)
+    for child in _engines(settings, [7] * engines, [8] * engines, tmp_path):
+        assert child.environment.get("TANDEM_THREADS") == (None if each is None else str(each))
 
 
 def test_the_child_reads_back_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:

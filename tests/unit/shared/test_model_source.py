@@ -103,6 +103,19 @@ def test_the_fingerprint_follows_config_and_weights(tmp_path: Path) -> None:
     assert fingerprint(one) != fingerprint(two)
 
 
+def test_fine_tuned_weights_have_another_fingerprint(tmp_path: Path) -> None:
+    # The same config, names, shapes and sizes: only the numbers differ, and not all of them.
+    header = b'{"weight":{"dtype":"U8","shape":[1000000],"data_offsets":[0,1000000]}}'
+    prints: list[str] = []
+    for name, tuned in (("base", b""), ("copy", b""), ("tuned", b"\1" * 300_000)):
+        folder = write_model(tmp_path / name, {})
+        weights = bytes(500_000) + tuned
+        content = struct.pack("<Q", len(header)) + header + weights.ljust(1_000_000, b"\0")
+        (folder / "model.safetensors").write_bytes(content)
+        prints.append(fingerprint(folder))
+    assert prints[0] == prints[1] != prints[2]
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, struct.pack("<Q", 100) + b"{}"])
 def test_a_broken_weight_file_is_named(tmp_path: Path, content: bytes) -> None:
     (write_model(tmp_path, {}) / "model.safetensors").write_bytes(content)

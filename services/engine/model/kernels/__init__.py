@@ -1,7 +1,8 @@
 """Compiles the C kernels beside this file for this very machine at first use, and loads them.
 
-The library goes to the user's cache, under a name that changes with the sources, the compiler and the processor.
-Where there is no C compiler, callers take their PyTorch implementations: slower, and never wrong.
+The library goes to the user's cache, under a name that changes with the sources, the compiler and the processor;
+where others could write there, to a folder of this process's own. Where there is no C compiler, callers take their
+PyTorch implementations: slower, and never wrong.
 """
 
 import ctypes
@@ -9,6 +10,8 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -41,9 +44,18 @@ class Kernels:
 def load_kernels() -> Kernels | None:
     """The kernels, compiled if need be (about two seconds, once); None where that is not possible."""
     try:
-        return Kernels(_compiled_library())
-    except (OSError, subprocess.SubprocessError) as error:
+        # An empty value means what none does, as in make.
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        name = _library_name(compiler)
+        folder = _cache_folder()
+        if folder is not None:
+            return _load_or_compile(compiler, folder / name)
+        with tempfile.TemporaryDirectory(prefix="tandem-kernels-") as own:
+            return _load_or_compile(compiler, Path(own) / name)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
+        if isinstance(reason, bytes):  # a compiler that ran out of time leaves bytes, whatever was asked for
+            reason = reason.decode(errors="replace")
         logger.warning(
             "The CPU kernels cannot be compiled, so slower PyTorch code runs instead. Install a C compiler (gcc) "
             "with OpenMP to change that. Reason: %s",
@@ -52,41 +64,49 @@ def load_kernels() -> Kernels | None:
         return None
 
 
-def _compiled_library() -> Path:
-    compiler = os.environ.get("CC", "cc")
+def _library_name(compiler: list[str]) -> str:
     version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS
+        [*compiler, "--version"], capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS
     ).stdout
-    openmp = _torch_openmp()
-    digest = hashlib.sha256(repr((version, _FLAGS, str(openmp), _processor())).encode())
+    digest = hashlib.sha256(repr((compiler, version, _FLAGS, str(_torch_openmp()), _processor())).encode())
     for path in sorted(_FOLDER.glob("*.[ch]")):
         digest.update(path.read_bytes())
-    name = f"kernels-{digest.hexdigest()[:16]}.so"
-    library = _cache_folder() / name
+    return f"kernels-{digest.hexdigest()[:16]}.so"
+
+
+def _load_or_compile(compiler: list[str], library: Path) -> Kernels:
     if library.exists():
-        return library
+        try:
+            return Kernels(library)
+        except OSError as error:  # cut short by a full disk or a crash: made anew
+            logger.warning("The compiled CPU kernels cannot be loaded and are compiled again: %s", error)
+    _compile(compiler, library)
+    return Kernels(library)
+
+
+def _compile(compiler: list[str], library: Path) -> None:
+    openmp = _torch_openmp()
     with tempfile.TemporaryDirectory(dir=library.parent) as build:
         objects = [str(Path(build) / f"{source}.o") for source in _SOURCES]
         # Linked against the OpenMP that PyTorch has loaded: a second one would bring a second set of threads, and
         # each set spins on the cores while it waits for the other.
         link = [
-            compiler,
+            *compiler,
             "-shared",
             *objects,
             "-o",
-            f"{build}/{name}",
+            f"{build}/{library.name}",
             *([str(openmp)] if openmp else ["-fopenmp"]),
             "-lm",
         ]
         commands = [
-            [compiler, *_FLAGS, "-c", str(_FOLDER / source), "-o", object_]
+            [*compiler, *_FLAGS, "-c", str(_FOLDER / source), "-o", object_]
             for source, object_ in zip(_SOURCES, objects, strict=True)
         ]
         for command in [*commands, link]:
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS)
         # Atomic, so that engines that start together each find a whole file.
-        os.replace(f"{build}/{name}", library)
-    return library
+        os.replace(f"{build}/{library.name}", library)
 
 
 def _torch_openmp() -> Path | None:
@@ -103,14 +123,23 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
-def _cache_folder() -> Path:
+def _cache_folder() -> Path | None:
+    """Where compiled kernels stay. None where that cannot be (a read-only home, as containers have it), or where
+    somebody else could put a library that this process would then run."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "tandem" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
+        status = folder.stat()
+        foreign = status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if foreign:
+            logger.warning(
+                "Others than this user may write to %s, so the CPU kernels are not taken from there but compiled at "
+                "every start. Make it this user's alone (chown, chmod 700) to change that.",
+                folder,
+            )
+        elif os.access(folder, os.W_OK):
             return folder
     except OSError:
         pass
-    # A read-only home, as containers have it: compiled anew by each process.
-    return Path(tempfile.mkdtemp(prefix="tandem-kernels-"))
+    return None

@@ -348,6 +348,28 @@ def test_a_full_inbox_stops_the_reading_and_loses_nothing(open_link: Callable[..
         assert seen == list(range(200))
 
 
+def test_nobody_is_dead_because_a_full_inbox_keeps_the_engine_from_listening(
+    open_link: Callable[..., LinkEnd],
+) -> None:
+    end = open_link(max_inbox_bytes=10_000, heartbeat_timeout=0.3)
+    with LinkFrontend(end.port) as frontend, LinkFrontend(end.port) as other:
+        frontend.hello()
+        other.hello()
+        for request_id in range(50):
+            frontend.send(make_add(request_id, [5] * 1000))
+        wait_until(lambda: end.inbox.is_full, "the inbox is full")
+        silent_until = time.monotonic() + 0.8
+        while time.monotonic() < silent_until:  # a step takes long; frontends speak, and are told of the engine's life
+            other.send(Heartbeat())
+            other.receive_a(Heartbeat)
+            frontend.receive_a(Heartbeat)
+        other.send(make_add(99, [5]))
+        seen: list[object] = []
+        wait_until(lambda: bool(seen.extend(end.inbox.take_all(0.1)) or len(seen) >= 53), "everything is read")
+        assert not [item for item in seen if isinstance(item[1], PeerLeft)]  # type: ignore[index]
+        assert end.link.num_peers == 2
+
+
 def test_output_over_the_limit_ends_that_request_alone(
     open_link: Callable[..., LinkEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,60 @@ def test_a_home_that_cannot_be_written_to_is_no_obstacle(tmp_path: Path, monkeyp
     if kernels.load_kernels() is None:
         pytest.skip("no C compiler here")
 
+    assert not list(tmp_path.glob("tandem-kernels-*"))  # loaded, it is no longer needed
+
+
+def test_a_library_that_was_cut_short_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "_compile", lambda compiler, library: library.write_bytes(b""))
+    assert kernels.load_kernels() is None
+    (library,) = (tmp_path / "tandem" / "kernels").iterdir()
+    assert library.stat().st_size == 0
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels.load_kernels.cache_clear()
+    if kernels.load_kernels() is None:
+        pytest.skip("no C compiler here")
+    assert library.stat().st_size > 0
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "tandem" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    assert kernels._cache_folder() is None
+    assert "chmod 700" in caplog.text
+    folder.chmod(0o755)
+    assert kernels._cache_folder() == folder
+    monkeypatch.setattr("os.geteuid", lambda: folder.stat().st_uid + 1)
+    assert kernels._cache_folder() is None
+
+
+def test_a_compiler_that_takes_too_long_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    slow = tmp_path / "slow-cc"
+    slow.write_text("#!/bin/sh\n[ $1 = --version ] && exec echo slow 1.0\necho still compiling >&2\nexec sleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(kernels, "_COMPILE_SECONDS", 0.5)
+    assert kernels.load_kernels() is None
+    assert "still compiling" in caplog.text
+
+
+def test_the_compiler_may_come_with_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernels.load_kernels() is None:
+        pytest.skip("no C compiler here")
+    kernels.load_kernels.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "cc -g0")
+    assert kernels.load_kernels() is not None
+
 
 @pytest.mark.parametrize(
     ("quota", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), ("", 8)]

@@ -12,6 +12,7 @@ import transformers
 from model_driver import Driver, make_executor
 from safetensors.torch import load_file, save_file
 
+from services.engine.model.cuda_attention import varlen_handles
 from services.engine.model.errors import ModelLoadError
 from shared.model_source import ModelSourceError
 
@@ -221,3 +222,21 @@ def test_float16_runs_on_a_cpu(folder: Path) -> None:
         for dtype in ("float32", "float16")
     )
     assert len(half[0]) == len(wide[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "dtype", "handled"),
+    [
+        ((9, 0), 128, torch.bfloat16, True),
+        ((8, 0), 64, torch.float16, True),
+        ((7, 5), 64, torch.float16, False),  # flash attention needs Ampere
+        ((9, 0), 128, torch.float32, False),
+        ((9, 0), 60, torch.bfloat16, False),
+        ((9, 0), 512, torch.bfloat16, False),
+    ],
+)
+def test_flash_attention_is_chosen_only_where_it_runs(
+    capability: tuple[int, int], head_dim: int, dtype: torch.dtype, handled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert varlen_handles(head_dim, dtype, torch.device("cuda")) is handled

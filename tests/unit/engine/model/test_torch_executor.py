@@ -1,14 +1,20 @@
 """The executor's own part: what it hands the sampler, whose fault stays whose, and what it refuses to compute."""
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from model_driver import Driver, RecordingSampler, make_executor
 
+from services.engine.executor import torch_executor
 from services.engine.executor.interface import Executor
+from services.engine.executor.torch_executor import TorchExecutor
 from services.engine.request import Request, RequestKey, ScheduledRequest, Step
+from services.engine.sampling.processors import ENTRY_POINT_GROUP, ProcessorContext
+from services.engine.settings import EngineSettings
 from shared.model_source import fingerprint
 from shared.protocol import TokenLogprobs
 from shared.sampling_params import SamplingParams
@@ -33,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_request(number: int, token_ids: list[int], blocks: list[int], **sampling: int) -> Request:
+def make_request(number: int, token_ids: list[int], blocks: list[int], **sampling: Any) -> Request:
     return Request(
         RequestKey(b"test", number), list(token_ids), len(token_ids), SamplingParams(**sampling), block_table=blocks
     )
@@ -94,6 +100,59 @@ def test_prompt_logprobs_are_not_computed_again_once_there_is_output(folder: Pat
     result = executor.execute(Step([ScheduledRequest(request, 0, 4)]))[0]
     assert result.prompt_logprobs is None
     assert result.token_id is not None
+
+
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_a_long_prompt_is_scored_part_by_part_with_equal_logprobs(
+    folder: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = TorchExecutor(
+        EngineSettings(model=str(folder), dtype="float32", device="cpu", threads=1, block_size=4, num_kv_blocks=64)
+    )
+
+    def score() -> list[TokenLogprobs] | None:
+        request = make_request(1, [3 + i % 50 for i in range(30)], list(range(8)), prompt_logprobs=2)
+        (result,) = executor.execute(Step([ScheduledRequest(request, 0, 30)]))
+        executor.release(request)
+        return result.prompt_logprobs
+
+    most = 0
+    head = executor.loaded.model.logits
+
+    def watched(states: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        most = max(most, len(states))
+        return head(states)
+
+    whole = score()
+    assert whole is not None
+    assert len(whole) == 29
+    monkeypatch.setattr(torch_executor, "SCORED_ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(executor.loaded.model, "logits", watched)
+    assert score() == whole
+    assert most == at_once
+
+
+class BanFive:
+    def __init__(self, context: ProcessorContext) -> None:
+        assert context.vocab_size == 60
+
+    def on_batch(self, changes: object) -> None: ...
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        logits[:, 5] = -torch.inf
+        return logits
+
+
+def test_installed_logits_processors_are_at_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = EngineSettings(model=str(folder), dtype="float32", device="cpu", threads=1, num_kv_blocks=8)
+    wants_five = {"temperature": 0.0, "logit_bias": {5: 100.0}}
+    step = Step([ScheduledRequest(make_request(1, [4, 9], [0], **wants_five), 0, 2)])
+    assert TorchExecutor(settings).execute(step)[0].token_id == 5
+    point = EntryPoint("ban five", f"{__name__}:BanFive", ENTRY_POINT_GROUP)
+    monkeypatch.setattr("services.engine.sampling.processors.entry_points", lambda group: [point])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: BanFive)
+    assert TorchExecutor(settings).execute(step)[0].token_id not in (5, None)
 
 
 def test_logprobs_that_fail_end_their_own_request_alone(folder: Path) -> None:

@@ -212,6 +212,19 @@ def test_uncomputed_tokens_are_counted() -> None:
     assert scheduler.uncomputed_tokens == 15 + 7
 
 
+def test_a_blocked_head_begins_once_a_running_request_has_computed_its_prefix() -> None:
+    scheduler = make_scheduler(num_blocks=16, budget=100)
+    first = add(scheduler, 1, 32)
+    second = add(scheduler, 2, 32)
+    second.token_ids[:] = first.token_ids
+    run(scheduler)
+    assert list(scheduler.running) == [first]  # 8 blocks are used, 8 are free, and one of them stays so
+    run(scheduler)
+    assert list(scheduler.running) == [first, second]
+    assert second.num_cached_tokens == 28
+    assert first.num_preemptions == second.num_preemptions == 0
+
+
 def test_a_blocked_head_is_not_looked_up_again_until_blocks_are_freed() -> None:
     scheduler = make_scheduler(num_blocks=8, budget=100)
     add(scheduler, 1, 20)
