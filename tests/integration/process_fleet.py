@@ -52,6 +52,7 @@ class Member:
         self.ready_file = folder.with_suffix(".json")
         self.process: subprocess.Popen[bytes] | None = None
         self.ready: dict[str, int] = {}
+        self.patch = ""  # code that runs in the process first
 
     def start(self) -> None:
         """Only from the main thread: the process dies with the thread that started it."""
@@ -61,7 +62,8 @@ class Member:
         for name, value in {**self.settings, "ready_file": self.ready_file}.items():
             variables[f"TANDEM_{name.upper()}"] = json.dumps(value) if isinstance(value, list) else str(value)
         with self.log_file.open("ab") as log:
-            command = [sys.executable, "-m", "services.command", self.kind]
+            code = f"import sys; from services.command import main\n{self.patch}\nsys.exit(main([{self.kind!r}]))"
+            command = [sys.executable, "-c", code]
             self.process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=log)
 
     @property

@@ -24,7 +24,7 @@ class StreamedAnswer:
 
     @property
     def reasoning(self) -> str:
-        return "".join(choice["delta"].get("reasoning") or "" for choice in self.choices())
+        return "".join(choice.get("delta", {}).get("reasoning") or "" for choice in self.choices())
 
     @property
     def token_ids(self) -> list[int]:
