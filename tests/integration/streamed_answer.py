@@ -65,21 +65,26 @@ def request_bytes(path: str, body: dict[str, Any]) -> bytes:
 async def stream(port: int, body: dict[str, Any], path: str = "/v1/completions") -> StreamedAnswer:
     """POST `body` as a stream with usage, and read to the end. Never raises for what the server does."""
     body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, **body}
-    answer = StreamedAnswer()
+    status = 0
     lines: list[bytes] = []
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 * 1024 * 1024)
         try:
             writer.write(request_bytes(path, body))
-            status = await reader.readline()
-            answer.status = int(status.split()[1]) if status else 0
+            status_line = await reader.readline()
+            status = int(status_line.split()[1]) if status_line else 0
             while line := await reader.readline():
                 lines.append(line)
         finally:
             writer.close()
     except OSError as error:
         lines.append(repr(error).encode())
-    answer.raw = b"" if answer.status == 200 else b"".join(lines)
+    return parse(status, lines)
+
+
+def parse(status: int, lines: list[bytes]) -> StreamedAnswer:
+    """What follows the status line, as it came: headers, chunk sizes and all."""
+    answer = StreamedAnswer(status, raw=b"" if status == 200 else b"".join(lines))
     data = [line[6:-1] for line in lines if line.startswith(b"data: ")]
     answer.done = bool(data) and data[-1] == b"[DONE]"
     answer.events = [json.loads(line) for line in (data[:-1] if answer.done else data)]
