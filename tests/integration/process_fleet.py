@@ -235,9 +235,13 @@ class ProcessFleet:
     def assert_nothing_left(self, engines: Iterable[Engine] | None = None) -> None:
         """No request anywhere, and every block free, in the end."""
         for engine in self.engines if engines is None else engines:
-            wait_until(lambda engine=engine: not any(engine.left_over.values()), "an engine is idle, its blocks free", 20)
+            wait_until(
+                lambda engine=engine: not any(engine.left_over.values()), "an engine is idle, its blocks free", 20
+            )
         for frontend in self.frontends:
-            wait_until(lambda frontend=frontend: not frontend.metric("generations_in_flight"), "no generation is left", 20)
+            wait_until(
+                lambda frontend=frontend: not frontend.metric("generations_in_flight"), "no generation is left", 20
+            )
             assert frontend.metric("streams_in_flight") == 0
 
     def close(self) -> None:

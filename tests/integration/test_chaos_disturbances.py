@@ -155,4 +155,8 @@ def test_streams_survive_whatever_befalls_their_engines(smollm2: Path, tmp_path:
     finally:
         fleet.close()
     assert [member.wait() for member in fleet.members] == [0] * len(fleet.members)
-    assert [child for child in psutil.Process().children(recursive=True) if any("services.command" in word for word in child.cmdline())] == []
+    assert [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if any("services.command" in word for word in child.cmdline())
+    ] == []

@@ -54,8 +54,8 @@ def check(answers: list[StreamedAnswer], expected: list[str]) -> None:
         assert answer.text == text
 
 
-async def until(condition: Any, what: str, timeout: float = 60.0) -> float:
-    return await asyncio.to_thread(wait_until, condition, what, timeout)
+async def until(condition: Any, what: str, seconds: float = 60.0) -> float:
+    return await asyncio.to_thread(wait_until, condition, what, seconds)
 
 
 def all_running(fleet: ProcessFleet, number: int) -> bool:

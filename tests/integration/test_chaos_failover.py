@@ -28,8 +28,7 @@ def execute_or_die(self, step):
     return execute(self, step)
 SimulatedExecutor.execute = execute_or_die
 """
-WORDS = "one river two mountains three windows four markets five gardens six letters seven bridges".split()
-LONG_TEXT = " ".join(WORDS * 6)
+LONG_TEXT = " ".join(["one river two mountains three windows four markets five gardens six letters seven bridges"] * 6)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,9 @@ def ask(fleet: ProcessFleet, *requests: tuple[str, dict[str, Any]]) -> list[Stre
     return asyncio.run(main())
 
 
-def ask_while_two_of_three_engines_die(fleet: ProcessFleet, *requests: tuple[str, dict[str, Any]]) -> list[StreamedAnswer]:
+def ask_while_two_of_three_engines_die(
+    fleet: ProcessFleet, *requests: tuple[str, dict[str, Any]]
+) -> list[StreamedAnswer]:
     async def main() -> list[StreamedAnswer]:
         port = fleet.frontends[0].port
         answers = [asyncio.create_task(stream(port, body, path)) for path, body in requests]
@@ -140,7 +141,9 @@ def logprobs(answer: StreamedAnswer) -> list[Any]:
 
 
 def test_a_poisoned_request_ends_with_an_error_and_the_others_go_on(fleet: ProcessFleet) -> None:
-    others = [("/v1/completions", {"prompt": [100 + number, *range(500, 640)], "max_tokens": 140}) for number in range(24)]
+    others = [
+        ("/v1/completions", {"prompt": [100 + number, *range(500, 640)], "max_tokens": 140}) for number in range(24)
+    ]
     poisoned = ("/v1/completions", {"prompt": [POISON, *range(700, 760)], "max_tokens": 60})
     expected = ask(fleet, *others)
 

@@ -114,7 +114,9 @@ def test_clients_that_read_nothing_disturb_nobody_and_lose_nothing(fleet: Proces
         assert answer.text == expected[number % 10]
     ratio = seconds_alone / seconds
     grown = memory.peak - memory.before
-    print(f"\nthe others' rate beside {CLIENTS} slow clients: {ratio:.2f} of that without; {grown / 2**20:.0f} MiB more")
+    print(
+        f"\nthe others' rate beside {CLIENTS} slow clients: {ratio:.2f} of that without; {grown / 2**20:.0f} MiB more"
+    )
     assert ratio > 0.8
     assert grown < CLIENTS * BYTES_PER_SLOW_CLIENT
 

@@ -1,4 +1,4 @@
-"""What the engine pools count, read when it is asked for: a token pays nothing. `metrics` shows it beside HTTP's own."""
+"""What the engine pools count, read when it is asked for: a token pays nothing. Part of the registry in `metrics`."""
 
 from collections.abc import Iterable, Sequence
 
@@ -27,7 +27,9 @@ class PoolMetrics(Collector):
             "tandem_frontend_engines_ready", "Engines that take requests now.", labels=["model"]
         )
         in_flight = GaugeMetricFamily(
-            "tandem_frontend_generations_in_flight", "Choices that an engine has or that wait for one.", labels=["model"]
+            "tandem_frontend_generations_in_flight",
+            "Choices that an engine has or that wait for one.",
+            labels=["model"],
         )
         for model in self._models:
             engines.add_metric([model.names[0]], model.engines.num_ready)
