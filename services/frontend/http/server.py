@@ -5,6 +5,7 @@ to their end, and what still runs after shutdown_grace ends with an error of its
 """
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -97,6 +98,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
+        # What was loaded stays. A full collection would look at all of it, and hold every stream up meanwhile.
+        gc.collect()
+        gc.freeze()
         if self.started and self._settings.ready_file is not None:
             self._write_ready_file()
         logger.info("Serving on http://%s:%d", self._settings.host, self._port)
