@@ -1,6 +1,7 @@
 # make serve   serve a model on this machine      make test   every test        make lint   every check of the code
 # make bench   measure the speed     make docs   write docs/configuration.md anew     make format  lay out the code
 # make clean   remove what was built, the environment included
+# make chaos   engines killed, frozen, drained and cut off a hundred times under load (DISTURBANCES=100)
 #
 # Python 3.11 or newer with its venv module, git and a C compiler are all that must be there.
 
@@ -17,11 +18,13 @@ EXECUTOR  ?=
 ARGS      ?=
 # What `make test` takes: make test TESTS=tests/unit ARGS=-x
 TESTS     ?= tests
+# What `make chaos` takes.
+DISTURBANCES ?= 100
 
 SERVE_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(FRONTENDS),--frontends $(FRONTENDS)) \
 	$(if $(ENGINES),--engines $(ENGINES)) $(if $(PORT),--port $(PORT)) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(ARGS)
 
-.PHONY: serve test lint format docs bench clean help
+.PHONY: chaos serve test lint format docs bench clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +36,10 @@ serve: $(VENV)/.installed-serve
 # One thread for each worker's models: two workers with all cores each would spin against each other.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(TESTS) $(ARGS)
+
+chaos: $(VENV)/.installed-dev
+	TANDEM_CHAOS_DISTURBANCES=$(DISTURBANCES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 3600 \
+		tests/integration/test_chaos_disturbances.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -12,6 +12,7 @@ from services.frontend.engines.connection import EngineConnection
 from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.routing import RoutingPolicy
+from services.frontend.engines.trials import Trials
 from services.frontend.generation import Generation, GenerationError, new_request_id
 from shared.protocol import FinishReason, RequestOutput
 
@@ -55,6 +56,7 @@ class Dispatcher:
         self._no_engine_timeout = no_engine_timeout
         self._clock = clock
         self._waiting: dict[int, InFlight] = {}
+        self._trials = Trials(max_failovers, on_end=self.place_waiting)
 
     def submit(self, generation: Generation) -> None:
         """Send it to an engine. Raises GenerationError: 503 when none takes requests, 429 past the limit."""
@@ -82,14 +84,19 @@ class Dispatcher:
         self._waiting.pop(request_id, None)
         if request.connection is not None:
             request.connection.abort(request)
+        self._trials.end(request)
 
     def finished(self, request: InFlight) -> None:
         self.requests.pop(request.request_id, None)
+        self._trials.end(request)
 
     def lost(self, connection: EngineConnection, requests: Iterable[InFlight], died: bool) -> None:
         """Move the requests of a lost engine. One whose engines died too often is given up: it may be the cause."""
+        if died:
+            for request in self._trials.blame(connection, requests):
+                request.losses += 1
         for request in requests:
-            request.losses += died
+            self._trials.end(request)
             request.avoid = {connection}
             if died:
                 request.waiting_since = None
@@ -106,6 +113,7 @@ class Dispatcher:
     def returned(self, connection: EngineConnection, request: InFlight, reason: FinishReason) -> None:
         """Move a request that its engine gave back: each other engine is tried once."""
         request.avoid.add(connection)
+        self._trials.end(request)
         if reason is FinishReason.HANDED_OVER:
             self.counts.handovers += 1
             if connection.state is ConnectionState.DRAINING:
@@ -163,9 +171,18 @@ class Dispatcher:
     def _place(self, request: InFlight, engines: Sequence[EngineConnection]) -> bool:
         # An attempt's id is new, but for the first: that one is the request's own.
         wire_id = request.request_id if request.wire_id == 0 else new_request_id()
+        is_suspect = self._trials.is_suspect(request)
+        if is_suspect:
+            any_engine = bool(engines)
+            engines = self._trials.free_engines(engines)
+            if any_engine and not engines:
+                # It waits for others' trials, not for an engine to come.
+                request.waiting_since = self._clock()
         while engines:
             engine = self._policy.choose(engines, request.generation)
             if engine.add(request, wire_id):
+                if is_suspect:
+                    self._trials.begin(engine, request)
                 return True
             engines = [other for other in engines if other is not engine]
         return False

@@ -5,6 +5,7 @@
 
 import logging
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class InFlight:
     tokens_when_waiting: int = 0
     has_cached_tokens: bool = False
     has_prompt_logprobs: bool = False
+    on_progress: Callable[[], None] | None = None  # after each output, while somebody waits for it
 
     @property
     def request_id(self) -> int:
@@ -75,12 +77,15 @@ class InFlight:
         output.request_id = self.generation.request_id
         try:
             self.output_token_ids.fromlist(output.token_ids)
-            return self.generation.sink.accept(output)
+            over = self.generation.sink.accept(output)
         except Exception:
             # One request's trouble is that request's alone.
             logger.exception("request %d: its output could not be taken; it is ended", self.request_id)
             self.fail(GenerationError("the output of this request could not be processed", 500))
             return True
+        if self.on_progress is not None:
+            self.on_progress()
+        return over
 
     def fail(self, error: GenerationError) -> None:
         """End the generation with an error; the sink's own failure harms nobody else."""

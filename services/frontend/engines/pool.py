@@ -76,6 +76,11 @@ class EnginePool:
         return bool(self._dispatcher.engines)
 
     @property
+    def num_ready(self) -> int:
+        """Engines that take requests now."""
+        return len(self._dispatcher.engines)
+
+    @property
     def num_requests(self) -> int:
         """Requests in flight, those that wait for another engine included."""
         return len(self._dispatcher.requests)

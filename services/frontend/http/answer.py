@@ -13,6 +13,8 @@ from shared.protocol import FinishReason
 DONE = b"data: [DONE]\n\n"
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+# Of the choices of a stream that an error ends, as vLLM says it.
+FAILED = b'"error"'
 
 
 @dataclass(slots=True)
@@ -41,6 +43,10 @@ class Chunks(Protocol):
 
     def write(self, deltas: list[tuple[int, Delta]]) -> bytes:
         """The chunks of what is new, each choice's finish included."""
+        ...
+
+    def fail(self) -> bytes:
+        """The finish reason `error` of every choice that has none yet; the error itself follows."""
         ...
 
     def end(self) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.frontend.http.answer import FINISH_REASONS, AnswerHead
+from services.frontend.http.answer import FAILED, FINISH_REASONS, AnswerHead
 from services.frontend.http.json_bytes import json_bytes
 from services.frontend.http.logprobs import LogprobFormat
 from services.frontend.http.usage import Usage
@@ -70,8 +70,10 @@ class ChatChunks:
     _prefix: bytes = b""
     _reasoning_keys: list[bytes] = field(default_factory=list)
     _begun: bool = False
+    _unfinished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._unfinished = set(range(self.answer.num_choices))
         self._prefix = self.answer.head.chunk_prefix()
         self._reasoning_keys = [json_bytes(name) + b":" for name in self.answer.reasoning_fields]
 
@@ -84,6 +86,12 @@ class ChatChunks:
             self._begin(chunks)
         for index, delta in deltas:
             self._write_choice(chunks, index, delta)
+        return b"".join(chunks)
+
+    def fail(self) -> bytes:
+        chunks: list[bytes] = []
+        for index in sorted(self._unfinished):
+            self._chunk(chunks, index, b"{}", finish=FAILED)
         return b"".join(chunks)
 
     def end(self) -> bytes:
@@ -118,6 +126,7 @@ class ChatChunks:
         if delta.content or has_details:
             self._chunk(chunks, index, b'{"content":' + json_bytes(delta.content) + b"}", logprobs, ids)
         if delta.finish_reason is not None:
+            self._unfinished.discard(index)
             finish = b'"%b"' % FINISH_REASONS[delta.finish_reason].encode()
             stop_reason = b',"stop_reason":' + json_bytes(delta.stop_reason)
             self._chunk(chunks, index, b"{}", extra=stop_reason, finish=finish)

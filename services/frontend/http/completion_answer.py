@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.frontend.http.answer import FINISH_REASONS, AnswerHead
+from services.frontend.http.answer import FAILED, FINISH_REASONS, AnswerHead
 from services.frontend.http.json_bytes import json_bytes
 from services.frontend.http.logprobs import CompletionLogprobs, LogprobFormat, joined
 from services.frontend.http.usage import Usage
@@ -98,8 +98,10 @@ class CompletionChunks:
     answer: CompletionAnswer
     _prefix: bytes = b""
     _ids_sent: set[int] = field(default_factory=set)
+    _unfinished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._unfinished = set(range(self.answer.num_choices))
         self._prefix = self.answer.head.chunk_prefix()
 
     def write(self, deltas: list[tuple[int, Delta]]) -> bytes:
@@ -108,6 +110,12 @@ class CompletionChunks:
             self.answer.usage.add(index, delta)
         for index, delta in deltas:
             self._write_choice(chunks, index, delta)
+        return b"".join(chunks)
+
+    def fail(self) -> bytes:
+        chunks: list[bytes] = []
+        for index in sorted(self._unfinished):
+            self._chunk(chunks, index, "", finish=FAILED)
         return b"".join(chunks)
 
     def end(self) -> bytes:
@@ -128,6 +136,7 @@ class CompletionChunks:
         if text or has_logprobs or ids:
             self._chunk(chunks, index, text, json_bytes(logprobs) if has_logprobs else b"null", ids)
         if delta.finish_reason is not None:
+            self._unfinished.discard(index)
             finish = b'"%b","stop_reason":%b' % (
                 FINISH_REASONS[delta.finish_reason].encode(),
                 json_bytes(delta.stop_reason),

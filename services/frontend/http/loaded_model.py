@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from services.frontend.engines.dispatch import DispatchCounts
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.output.reasoning import make_reasoning_parser
 from services.frontend.prompts.build import PromptBuilder
@@ -23,6 +24,15 @@ class Engines(Protocol):
 
     @property
     def limits(self) -> ModelLimits | None: ...
+
+    @property
+    def num_ready(self) -> int: ...
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def counts(self) -> DispatchCounts: ...
 
     async def start(self) -> None: ...
 

@@ -1,7 +1,12 @@
 """The frontend's own numbers, in Prometheus' text format."""
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from services.frontend.http.loaded_model import LoadedModel
+from services.frontend.http.pool_metrics import PoolMetrics
 
 
 class Metrics:
@@ -9,9 +14,10 @@ class Metrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self) -> None:
+    def __init__(self, models: Sequence[LoadedModel]) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self._registry.register(PoolMetrics(models))
         self.requests = Counter(
             "tandem_frontend_requests",
             "HTTP requests by route and status; 499 where the client left before its answer.",

@@ -5,6 +5,7 @@ to their end, and what still runs after shutdown_grace ends with an error of its
 """
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -28,6 +29,9 @@ _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 # After the grace period streams are told their error; this is for clients that do not read it.
 _FAREWELL_SECONDS = 5
+# What the kernel takes beyond what is on its way to the client. By default that is some 4 MB a client: an answer
+# would lie there in its first, small chunks, in memory that counts as this pod's, and the collector could merge none.
+_UNSENT_BYTES = 64 * 1024
 
 
 class CannotListen(Exception):
@@ -37,6 +41,8 @@ class CannotListen(Exception):
 def serve(app: FastAPI, settings: FrontendSettings) -> int:
     """Serve until a signal. Returns the exit status. Raises CannotListen."""
     listener = bind(settings.host, settings.port) if settings.listen_fd is None else inherited(settings.listen_fd)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT") and listener.family != socket.AF_UNIX:  # what is accepted inherits it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -92,6 +98,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
+        # What was loaded stays. A full collection would look at all of it, and hold every stream up meanwhile.
+        gc.collect()
+        gc.freeze()
         if self.started and self._settings.ready_file is not None:
             self._write_ready_file()
         logger.info("Serving on http://%s:%d", self._settings.host, self._port)

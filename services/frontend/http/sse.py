@@ -73,13 +73,13 @@ class EventStream(Response):
         try:
             frames = self._chunks.write(deltas)
             if self._choices.error is not None:
-                return frames + error_chunk(api_error(self._choices.error))
+                return frames + self._chunks.fail() + error_chunk(api_error(self._choices.error))
             return frames + self._chunks.end() if self._choices.done else frames
         except Exception as error:
             logger.exception("Cannot write a chunk; this stream ends with an error, others go on")
             self._choices.error = GenerationError("the answer could not be written")
             self._choices.close()
-            return error_chunk(api_error(error))
+            return self._chunks.fail() + error_chunk(api_error(error))
 
 
 def _has_output(delta: Delta) -> bool:

@@ -19,7 +19,7 @@ class FrontendState:
     def __init__(self, settings: FrontendSettings, models: Sequence[LoadedModel]) -> None:
         self.settings = settings
         self.models = list(models)
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.models)
         self.draining = False
         self._by_name: dict[str, LoadedModel] = {}
         self._preparing = 0

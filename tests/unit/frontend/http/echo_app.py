@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
+from services.frontend.engines.dispatch import DispatchCounts
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.tokenizer import Tokenizer
 from shared.protocol import FinishReason, ModelLimits, RequestOutput, TokenLogprobs
@@ -69,6 +70,12 @@ class EchoPool:
         self.aborted: list[int] = []
         self.running: dict[int, asyncio.Task[None]] = {}
         self.started = self.stopped = False
+        self.num_ready = 1
+        self.counts = DispatchCounts()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.running)
 
     async def start(self) -> None:
         self.started = True

@@ -309,7 +309,17 @@ def test_an_error_after_the_first_token_is_a_chunk(call, pool: EchoPool):
     stream = events(call.chat(stream=True))
     assert stream[-1] == {"error": {"message": "the engine died", "type": "server_error", "param": None, "code": None}}
     assert texts(stream[:-1]) == {0: "user:h"}
-    assert finishes(stream[:-1]) == []
+    assert finishes(stream[:-1]) == [(0, "error")]
+
+
+def test_an_error_ends_each_choice_once(call, pool: EchoPool):
+    pool.hold_after = 3
+    stream = events(call.chat(stream=True, n=3, timeout=0.3))
+    assert stream[-1]["error"]["type"] == "timeout_error"
+    assert finishes(stream[:-1]) == [(0, "error"), (1, "error"), (2, "error")]
+    stream = events(call.complete(["a", "bcdef"], stream=True, timeout=0.3))
+    assert "error" in stream[-1]
+    assert finishes(stream[:-1]) == [(0, "stop"), (1, "error")]
 
 
 def test_an_error_of_one_choice_ends_all(call, pool: EchoPool):
@@ -335,7 +345,7 @@ def test_the_engines_abort_is_no_success(call, pool: EchoPool):
     pool.abort_after = 4
     stream = events(call.chat(stream=True))
     assert "error" in stream[-1]
-    assert finishes(stream[:-1]) == []
+    assert finishes(stream[:-1]) == [(0, "error")]
 
 
 def test_a_choice_that_cannot_be_decoded_fails_alone(call, pool: EchoPool, monkeypatch):

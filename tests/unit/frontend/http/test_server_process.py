@@ -1,6 +1,8 @@
 """A frontend as a process: the ready file, SIGTERM with streams running, and what keeps it from starting."""
 
+import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -10,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from echo_app import parse_events
 
-from services.frontend.http.server import CannotListen, bind
+from services.frontend.http.server import CannotListen, Server, bind
 from services.frontend.main import run, served_models
 from services.frontend.settings import FrontendSettings, ServedModel
 
@@ -160,3 +164,18 @@ def test_one_model_or_several():
     assert served_models(FrontendSettings(models=several)) == several
     with pytest.raises(ValueError, match="--models"):
         served_models(FrontendSettings(model="m", models=several))
+
+
+def test_the_collector_need_not_look_at_what_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection over everything that transformers imports would stop all streams for a fifth of a second."""
+
+    async def nothing(self: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        pass
+
+    frozen: list[bool] = []
+    monkeypatch.setattr(uvicorn.Server, "startup", nothing)
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    state: Any = None
+    server = Server(uvicorn.Config(app=state), FrontendSettings(), state, 1)  # pyright: ignore[reportCallIssue]
+    asyncio.run(server.startup())
+    assert frozen == [True]
