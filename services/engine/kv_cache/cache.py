@@ -53,9 +53,13 @@ class KVCache:
         pool = self.pool
         room = pool.num_free - reserve
         refused = self._refused
-        if refused is not None and refused.request is request and room <= refused.room:
-            if refused.missing is None or not pool.knows(refused.missing):
-                return False
+        if (
+            refused is not None
+            and refused.request is request
+            and room <= refused.room
+            and (refused.missing is None or not pool.knows(refused.missing))
+        ):
+            return False
         hits, serial = self._find_prefix(request)
         num_new = self.blocks_for(len(request.token_ids)) - len(hits)
         num_taken = num_new + sum(pool.is_free(block) for block in hits)
