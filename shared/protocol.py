@@ -27,9 +27,10 @@ MAX_REQUESTS_PER_MESSAGE = 65_536
 MAX_TOKENS_PER_REQUEST = 4 * 1024 * 1024
 MAX_BLOCK_HASHES_PER_MESSAGE = 1_000_000
 BOOT_ID_BYTES = 12
+TOKEN_ID_BYTES = 4
 
 BootId = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
-PackedTokenIds = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS_PER_REQUEST)]
+PackedTokenIds = Annotated[bytes, msgspec.Meta(max_length=TOKEN_ID_BYTES * MAX_TOKENS_PER_REQUEST)]
 ShortText = Annotated[str, msgspec.Meta(max_length=4096)]
 BlockHashes = Annotated[list[int], msgspec.Meta(max_length=MAX_BLOCK_HASHES_PER_MESSAGE)]
 # A request's first message may carry the logprobs of its whole prompt, one entry a token.
@@ -217,7 +218,7 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
 
 def unpack_token_ids(data: bytes) -> list[int]:
     """The inverse of pack_token_ids. Raises MalformedMessage where the bytes are not whole int32."""
-    if len(data) % 4:
+    if len(data) % TOKEN_ID_BYTES:
         raise MalformedMessage(f"{len(data)} bytes are not a whole number of int32 token ids")
     packed = array("i")
     packed.frombytes(data)

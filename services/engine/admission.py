@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from services.engine.request import Request, RequestKey
-from shared.protocol import Add, FinishReason, MalformedMessage, ModelLimits, unpack_token_ids
+from shared.protocol import TOKEN_ID_BYTES, Add, FinishReason, MalformedMessage, ModelLimits, unpack_token_ids
 from shared.sampling_params import InvalidSamplingParams, check_sampling_params
 
 
@@ -24,6 +24,7 @@ class Ended:
 def make_request(peer: bytes, add: Add, limits: ModelLimits, eos_ids: frozenset[int]) -> Request:
     """The request that an ADD asks for. Raises InvalidRequest."""
     sampling = add.sampling
+    _check_prompt_length(add, limits)
     try:
         prompt = unpack_token_ids(add.prompt_token_ids)
         output = unpack_token_ids(add.output_token_ids)
@@ -38,13 +39,6 @@ def make_request(peer: bytes, add: Add, limits: ModelLimits, eos_ids: frozenset[
             raise InvalidRequest(
                 f"the {name} holds token id {wrong}, outside the vocabulary (0 to {limits.vocab_size - 1})"
             )
-    # A prompt that is only scored needs no room for an output.
-    room = limits.max_model_len - min(1, sampling.max_tokens)
-    if len(prompt) > room:
-        raise InvalidRequest(
-            f"the prompt has {len(prompt)} tokens; at most {room} fit into the model's context of "
-            f"{limits.max_model_len} tokens, output included"
-        )
     if not math.isfinite(add.arrival_time):
         raise InvalidRequest(f"arrival_time must be a finite number, not {add.arrival_time}")
     if add.deadline is not None and math.isnan(add.deadline):
@@ -67,6 +61,18 @@ def make_request(peer: bytes, add: Add, limits: ModelLimits, eos_ids: frozenset[
         # With output there was a first output before, and it carried them.
         prompt_logprobs=[] if sampling.prompt_logprobs is not None and not output else None,
     )
+
+
+def _check_prompt_length(add: Add, limits: ModelLimits) -> None:
+    """Before anything is unpacked: millions of ids would keep the loop, and everybody's streams, waiting."""
+    # A prompt that is only scored needs no room for an output.
+    room = limits.max_model_len - min(1, add.sampling.max_tokens)
+    num_tokens = len(add.prompt_token_ids) // TOKEN_ID_BYTES
+    if num_tokens > room:
+        raise InvalidRequest(
+            f"the prompt has {num_tokens} tokens; at most {room} fit into the model's context of "
+            f"{limits.max_model_len} tokens, output included"
+        )
 
 
 def already_ended(request: Request) -> Ended | None:

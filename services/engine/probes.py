@@ -4,6 +4,7 @@ It answers from threads of its own, so that it also answers while the model load
 """
 
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,8 +36,11 @@ class Probes:
                 "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
             }
 
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = Server((host, port), Handler)
         except (OSError, OverflowError) as error:
             raise ProbesBindError(
                 f"The probes' port {port} on {host} cannot be bound: {error}. "

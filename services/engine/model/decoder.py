@@ -64,7 +64,7 @@ class Decoder:
         self._layers = [_load_layer(config, i, take) for i in range(config.num_layers)]
         self._norm = take("model.norm.weight", config.hidden_size)
         if config.tied_embeddings:
-            head = table.to(device, dtype)
+            head = table.to(device, dtype) if device.type == "cpu" else self._embeddings
             if "lm_head.weight" in checkpoint:
                 checkpoint.take("lm_head.weight", (config.vocab_size, config.hidden_size))
         else:

@@ -3,11 +3,15 @@
 The scheduler hands out block ids; a slot is `block * block_size + offset`. Attention reads it through block tables.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+_ALIGNMENT = 64  # bytes: a cache line, which no vector should straddle
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,22 @@ class KVPool:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # Zeros, which the system hands out as untouched pages: uninitialised memory may hold NaN, and 0 * NaN is NaN.
+        # Zeros, since uninitialised memory may hold NaN, and 0 * NaN is NaN.
         shapes = [(num_blocks, block_size, layer.kv_heads, layer.head_dim) for layer in layers]
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+        self.keys = [_zeros(shape, dtype, device) for shape in shapes]
+        self.values = [_zeros(shape, dtype, device) for shape in shapes]
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store keys and values [tokens, kv_heads, head_dim] in their slots [tokens]."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros writes them; calloc, which is under NumPy's, gets pages of the system that become memory when used.
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)

@@ -77,12 +77,15 @@ def _paged_attention(
         return torch.zeros_like(query).transpose(1, 2), None
     batch, attention = state.batch, state.attention
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-    keys, values = (x[0, :, : batch.num_tokens].transpose(0, 1) for x in (key, value))
+    # Some modules hand over float32 where the weights are bf16; the kernels read the pool's type.
+    dtype = attention.pool.keys[layer].dtype
+    keys, values = (x[0, :, : batch.num_tokens].transpose(0, 1).to(dtype) for x in (key, value))
     attention.pool.write(layer, keys, values, batch.slots)
     options = AttentionOptions(
         scale=query.shape[3] ** -0.5 if scaling is None else float(scaling), window=sliding_window, soft_cap=softcap
     )
-    return attention.attend(query[0].transpose(0, 1).contiguous(), layer, batch, options)[None], None
+    rows = query[0].transpose(0, 1).to(dtype).contiguous()
+    return attention.attend(rows, layer, batch, options)[None].to(query.dtype), None
 
 
 def _refusal(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.sampling.row_state import RowState
@@ -24,25 +25,25 @@ class LogitEdits:
         self._device = device
         self._by_output: list[tuple[int, RowState]] = []
         self._penalized: list[tuple[int, RowState]] = []
-        allowed: list[tuple[int, int]] = []
-        allowed_rows: list[int] = []
-        self._added: list[tuple[int, int, float]] = []
+        allowed: list[tuple[int, NDArray[np.int64]]] = []
+        added: list[tuple[int, RowState]] = []
         for row, state in enumerate(states):
-            params = state.params
             if state.error is not None:
                 continue
-            if params.allowed_token_ids is not None:
-                allowed_rows.append(row)
-                allowed += [(row, token_id) for token_id in params.allowed_token_ids]
-            self._added += [(row, word[0], -np.inf) for word in params.bad_words_token_ids if len(word) == 1]
-            self._added += [(row, token_id, bias) for token_id, bias in params.logit_bias.items()]
+            if state.allowed is not None:
+                allowed.append((row, state.allowed))
+            if len(state.added_ids):
+                added.append((row, state))
             if state.bans_by_output:
                 self._by_output.append((row, state))
             if state.has_penalties:
                 self._penalized.append((row, state))
-        self._allowed_rows = torch.tensor(allowed_rows, dtype=torch.int64, device=device)
-        self._allowed = torch.tensor(allowed, dtype=torch.int64, device=device).reshape(-1, 2).unbind(1)
-        self._static_additions = self._additions(self._added) if self._added else None
+        self._allowed_rows = torch.tensor([row for row, _ in allowed], dtype=torch.int64, device=device)
+        self._allowed = self._places(allowed) if allowed else None
+        self._added = self._places([(row, state.added_ids) for row, state in added]) if added else None
+        self._added_values = (
+            self._to_device(np.concatenate([state.added_values for _, state in added])) if added else None
+        )
         self._factors = torch.tensor(
             [
                 [s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty]
@@ -54,17 +55,16 @@ class LogitEdits:
 
     @property
     def any(self) -> bool:
-        return bool(len(self._allowed_rows) or self._added or self._by_output or self._penalized)
+        return bool(self._allowed or self._added or self._by_output or self._penalized)
 
     def apply(self, logits: Tensor) -> None:
         """Change the batch's float32 logits [rows, vocab] in place."""
-        if len(self._allowed_rows):
+        if self._allowed is not None:
             kept = logits[self._allowed]
             logits[self._allowed_rows] -= torch.inf
             logits.index_put_(self._allowed, kept)
-        if self._static_additions is not None:
-            rows, ids, values = self._static_additions
-            logits.index_put_((rows, ids), values, accumulate=True)
+        if self._added is not None and self._added_values is not None:
+            logits.index_put_(self._added, self._added_values, accumulate=True)
         if self._by_output:
             bans = [(row, token_id, -np.inf) for row, state in self._by_output for token_id in state.banned_now()]
             if bans:
@@ -86,6 +86,11 @@ class LogitEdits:
         values -= frequency * output_counts
         values -= presence * (output_counts > 0)
         logits.index_put_((rows, ids), values)
+
+    def _places(self, entries: Sequence[tuple[int, NDArray[np.int64]]]) -> tuple[Tensor, Tensor]:
+        """Rows and ids, int64 [n] each, of some rows and the ids concerned in each."""
+        rows = np.repeat(np.array([row for row, _ in entries]), [len(ids) for _, ids in entries])
+        return self._to_device(rows), self._to_device(np.concatenate([ids for _, ids in entries]))
 
     def _additions(self, entries: Sequence[tuple[int, int, float]]) -> tuple[Tensor, Tensor, Tensor]:
         rows, ids, values = zip(*entries, strict=True)

@@ -69,6 +69,10 @@ class RowState:
         # Multi-token bad words by the last token of the part that must have been written already.
         self._bad_endings: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
         self._min_tokens_ban: list[int] = []
+        # Laid out once for each request, since a batch's plan is made anew whenever a request comes or goes.
+        self.allowed: NDArray[np.int64] | None = None
+        self.added_ids = np.empty(0, dtype=np.int64)
+        self.added_values = np.empty(0, dtype=np.float32)
         try:
             check_sampling_params(params, vocab_size)
             self._build(request, vocab_size, eos_token_ids)
@@ -86,6 +90,11 @@ class RowState:
                 )
             prompt = request.token_ids[: request.num_prompt_tokens] if params.repetition_penalty != 1.0 else []
             self.counts = TokenCounts(prompt, request.token_ids[request.num_prompt_tokens :])
+        if params.allowed_token_ids is not None:
+            self.allowed = np.array(params.allowed_token_ids, dtype=np.int64)
+        banned = [word[0] for word in params.bad_words_token_ids if len(word) == 1]
+        self.added_ids = np.array([*banned, *params.logit_bias], dtype=np.int64)
+        self.added_values = np.array([-np.inf] * len(banned) + list(params.logit_bias.values()), dtype=np.float32)
         for word in params.bad_words_token_ids:
             if len(word) > 1:
                 self._bad_endings[word[-2]].append((word[:-1], word[-1]))

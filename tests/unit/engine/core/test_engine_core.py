@@ -121,6 +121,7 @@ def test_an_early_eos_before_min_tokens_does_not_end_a_resumed_request(model: Pa
         (make_add(1, [5, 1000]), "1000"),
         (make_add(1, [-1]), "-1"),
         (make_add(1, [5], output=[1000]), "output so far"),
+        (make_add(1, [5], max_tokens=-1), "max_tokens"),
         (make_add(1, [5], top_p=0.0), "top_p"),
         (make_add(1, [5], stop_token_ids=[1000]), "stop_token_ids"),
         (make_add(1, [5], temperature=math.nan), "temperature"),
