@@ -18,6 +18,7 @@ import uvloop
 from fastapi import FastAPI
 
 from services.frontend.generation import GenerationError
+from services.frontend.http.protocol import Protocol
 from services.frontend.http.state import FrontendState
 from services.frontend.settings import FrontendSettings
 
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 # Longer than load balancers keep idle connections (60 s is usual), so that they never write into one just closed.
 _KEEP_ALIVE_SECONDS = 75
+# A client whose machine is gone says nothing: seconds of silence before the kernel asks, between its questions, and
+# the unanswered questions after which the connection is lost and its request given up.
+_PROBE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 # After the grace period streams are told their error; this is for clients that do not read it.
 _FAREWELL_SECONDS = 5
 
@@ -37,9 +41,10 @@ class CannotListen(Exception):
 def serve(app: FastAPI, settings: FrontendSettings) -> int:
     """Serve until a signal. Returns the exit status. Raises CannotListen."""
     listener = bind(settings.host, settings.port) if settings.listen_fd is None else inherited(settings.listen_fd)
+    _watch_for_lost_clients(listener)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -76,6 +81,14 @@ def inherited(descriptor: int) -> socket.socket:
         return socket.socket(fileno=descriptor)
     except OSError as error:
         raise CannotListen(f"--listen-fd {descriptor} is no socket that was inherited: {error.strerror}") from error
+
+
+def _watch_for_lost_clients(listener: socket.socket) -> None:
+    # The connections that it accepts inherit them.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBE_OPTIONS.items():
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Server(uvicorn.Server):
