@@ -24,12 +24,12 @@ class SamplingDefaults(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    temperature: float = Field(1.0, ge=0, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
-    max_new_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
+    max_new_tokens: int | None = Field(default=None, ge=1)
 
     def limited(self, max_tokens: int) -> int:
         return max_tokens if self.max_new_tokens is None else min(max_tokens, self.max_new_tokens)

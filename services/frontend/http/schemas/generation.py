@@ -63,7 +63,7 @@ class GenerationFields(RequestBody):
     min_p: Number | None = Field(None, ge=0, le=1, description="By default the model's own, or 0.")
     frequency_penalty: Number | None = Field(0.0, ge=-2, le=2)
     presence_penalty: Number | None = Field(0.0, ge=-2, le=2)
-    repetition_penalty: Number | None = Field(None, gt=0, description="By default the model's own, or 1.")
+    repetition_penalty: Number | None = Field(None, ge=0.01, le=100, description="By default the model's own, or 1.")
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIdList | None = Field(None, max_length=MAX_LIST_LENGTH)
     # Each may be banned in two spellings.

@@ -26,6 +26,7 @@ BOTH = [
     ({"frequency_penalty": 2.5}, "frequency_penalty"),
     ({"presence_penalty": -2.5}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
     ({"repetition_penalty": 101}, "repetition_penalty"),
     ({"n": 0}, "n"),
     ({"n": 65}, "n"),
