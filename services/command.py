@@ -92,7 +92,7 @@ def read_settings(settings_class: type[Settings], program: str, arguments: list[
     except ValidationError as error:
         _refuse(program, [_describe(problem) for problem in error.errors(include_url=False)])
     except SettingsError as error:
-        _refuse(program, [f'{error} (in a variable, a list is JSON: TANDEM_API_KEY=\'["first", "second"]\')'])
+        _refuse(program, [f'{error} (in a variable, it is JSON: TANDEM_MODELS=\'[{{"model": "some/folder"}}]\')'])
 
 
 def _describe(problem: Any) -> str:

@@ -1,9 +1,28 @@
 """Settings that both services have, and how they are read: flags, then TANDEM_… variables, then defaults."""
 
-from typing import Literal
+import json
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+Values = TypeVar("Values")
+
+
+def _split(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"begins as a JSON list and is none: {error}") from error
+    return [part.strip() for part in value.split(",")] if value.strip() else []
+
+
+# A list whose variable is written as plain words, first,second, or as a JSON list (for words with a comma in them).
+# As a flag it may also be given several times.
+CommaSeparated = Annotated[Values, NoDecode, BeforeValidator(_split)]
 
 
 class ServiceSettings(BaseSettings):
@@ -30,7 +49,7 @@ class ModelSettings(BaseSettings):
 
     model: str = Field("", description="A local folder, or a name on the Hugging Face hub.")
     revision: str | None = Field(None, description="The hub's branch, tag or commit.")
-    served_model_name: list[str] = Field(
+    served_model_name: CommaSeparated[list[str]] = Field(
         default_factory=list,
         description="Names that clients use; the model's own by default. The first is answered.",
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from services.frontend.engines.pool import EnginePool
+from services.frontend.generation_config import load_sampling_defaults
 from services.frontend.http.app import create_app
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.server import CannotListen, serve
@@ -78,6 +79,7 @@ def load_model(served: ServedModel, settings: FrontendSettings, executor: Execut
         executor=executor,
         reasoning_parser=served.reasoning_parser,
         reasoning_tags=settings.reasoning_tags,
+        defaults=load_sampling_defaults(settings.generation_config, served.model, served.revision),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from shared.settings import ModelSettings, ServiceSettings
+from shared.settings import CommaSeparated, ModelSettings, ServiceSettings
 
 
 class EnginePoolSettings(BaseModel):
@@ -40,7 +40,7 @@ class FrontendSettings(ModelSettings, ServiceSettings):
         "static",
         description="static: engine_addresses as they are; dns: every address of one name, asked again and again.",
     )
-    engine_addresses: list[str] = Field(
+    engine_addresses: CommaSeparated[list[str]] = Field(
         default_factory=lambda: ["127.0.0.1:5555"],
         description="host:port of the engines' links; one name with discovery dns.",
     )
@@ -52,17 +52,25 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     reasoning_parser: str | None = Field(
         None, description="Splits thinking from the answer: qwen3, deepseek_r1 or tagged."
     )
-    reasoning_tags: tuple[str, str] = Field(("<think>", "</think>"), description="The tags of the parser `tagged`.")
-    reasoning_fields: list[Literal["reasoning", "reasoning_content"]] = Field(
+    reasoning_tags: CommaSeparated[tuple[str, str]] = Field(
+        ("<think>", "</think>"), description="The tags of the parser `tagged`."
+    )
+    reasoning_fields: CommaSeparated[list[Literal["reasoning", "reasoning_content"]]] = Field(
         default_factory=lambda: ["reasoning", "reasoning_content"],
         description="Fields that carry the reasoning.",
     )
+    generation_config: str = Field(
+        "auto",
+        description="Sampling defaults: auto (the model's generation_config.json), vllm (none), or a folder with one.",
+    )
     chat_template: Path | None = Field(None, description="A Jinja file instead of the model's own chat template.")
-    api_key: list[str] = Field(
+    api_key: CommaSeparated[list[str]] = Field(
         default_factory=list, description="Keys that clients must send as a bearer token; none: open to all."
     )
     api_key_file: Path | None = Field(None, description="A file of keys, one a line, read at start.")
-    allowed_origins: list[str] = Field(default_factory=list, description="CORS origins; none: CORS is off.")
+    allowed_origins: CommaSeparated[list[str]] = Field(
+        default_factory=list, description="CORS origins; none: CORS is off."
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger request bodies are refused (413).")
     max_n: int = Field(64, ge=1, description="Choices of one request at most.")
     max_stop: int = Field(16, ge=1, description="Stop strings of one request at most.")
@@ -74,6 +82,11 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     )
     no_engine_timeout: float = Field(
         10.0, ge=0, description="Seconds that a running stream waits for another engine when none is left."
+    )
+    stream_keep_alive: float = Field(
+        15.0,
+        ge=0,
+        description="Seconds without a chunk after which a stream sends a comment, lest proxies cut it; 0: never.",
     )
     drain_delay: float = Field(0.0, ge=0, description="Seconds from SIGTERM, not ready, to refusing connections.")
     shutdown_grace: float = Field(30.0, ge=0, description="Seconds that streams get to finish after SIGTERM.")

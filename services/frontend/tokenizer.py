@@ -40,6 +40,7 @@ class Tokenizer:
             decoder = self._backend.decoder
             self._rule = read_decoding_rule(decoder.__getstate__() if decoder is not None else None)
         self._pieces: dict[frozenset[int], TokenPieces] = {}
+        self._bytes: dict[int, bytes] = {}
 
     @classmethod
     def load(cls, source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> "Tokenizer":
@@ -64,7 +65,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of the text; names of added tokens inside it become those tokens. Never truncates.
 
-        Raises ValueError where the text holds a lone surrogate: it has no UTF-8 form.
+        With a fast backend it leaves Python's lock to the other threads while it works. Raises ValueError where
+        the text holds a lone surrogate: it has no UTF-8 form.
         """
         try:
             text.encode()
@@ -72,7 +74,8 @@ class Tokenizer:
             raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from error
         if self._backend is None:
             return self.hf.encode(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike `encode`, it releases the lock: a megabyte would otherwise stop the event loop for seconds.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(
         self,
@@ -119,12 +122,25 @@ class Tokenizer:
 
         return WindowDetokenizer(decode, is_visible, prompt_token_ids)
 
+    @property
+    def strip_left(self) -> int:
+        """Spaces that are dropped where a whole text begins (sentencepiece puts one before its first word)."""
+        return 0 if self._rule is None else self._rule.strip_left
+
     def token_text(self, token_id: int) -> str:
         """The text of the single token, special ones too; U+FFFD for what is not a whole character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of the single token; none for an id outside the vocabulary."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._read_bytes(token_id)
+            if data:  # ids outside the vocabulary have no end
+                self._bytes[token_id] = data
+        return data
+
+    def _read_bytes(self, token_id: int) -> bytes:
         if not 0 <= token_id <= MAX_TOKEN_ID:
             return b""
         if self._rule is None:

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, CliSuppress
 
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings, ServedModel
+from shared.settings import CommaSeparated
 
 _PREFIX = "TANDEM_"
 
@@ -21,7 +22,7 @@ class ServeSettings(FrontendSettings, EngineSettings):
 
     # The launcher decides these.
     discovery: CliSuppress[str] = "static"  # pyright: ignore[reportIncompatibleVariableOverride]
-    engine_addresses: CliSuppress[list[str]] = Field(default_factory=list)
+    engine_addresses: CliSuppress[CommaSeparated[list[str]]] = Field(default_factory=list)
     models: CliSuppress[list[ServedModel]] = Field(default_factory=list)
     link_host: CliSuppress[str] = "127.0.0.1"
     listen_fd: CliSuppress[int | None] = None

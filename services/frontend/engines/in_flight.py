@@ -77,6 +77,12 @@ class InFlight:
         output.request_id = self.generation.request_id
         try:
             self.output_token_ids.fromlist(output.token_ids)
+            if len(self.output_token_ids) > self.generation.sampling.max_tokens:
+                # Nothing else would bound what an engine gone wrong makes this process hold.
+                message = f"the engine made more than the {self.generation.sampling.max_tokens} tokens asked for"
+                logger.error("request %d is ended: %s", self.request_id, message)
+                self.fail(GenerationError(message, 500))
+                return True
             over = self.generation.sink.accept(output)
         except Exception:
             # One request's trouble is that request's alone.

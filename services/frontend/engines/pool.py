@@ -202,6 +202,12 @@ class EnginePool:
                 f"it speaks version {welcome.protocol_version} of the link's protocol and this frontend "
                 f"{PROTOCOL_VERSION}; run releases that are next to each other"
             )
+        limits = welcome.limits
+        if min(limits.max_model_len, limits.vocab_size, limits.block_size) < 1:
+            return (
+                f"its limits make no sense: max_model_len {limits.max_model_len}, vocab_size {limits.vocab_size}, "
+                f"block_size {limits.block_size}"
+            )
         if self._is_alias(connection, welcome):
             logger.warning("%s is another address of an engine that is already connected", connection.address)
             self._aliases[connection.address] = welcome.boot_id

@@ -82,8 +82,7 @@ class Choices:
 
     def fail(self, error: GenerationError) -> None:
         """End the request with an error: the reader of `next` wakes up."""
-        if self._running:
-            self._collector.put(min(self._running), Delta(error=error))
+        self._collector.fail(error)
 
     def close(self) -> None:
         """Have the engines stop whatever still runs. Does nothing the second time."""

@@ -42,7 +42,8 @@ class CompletionAnswer:
 
     def __post_init__(self) -> None:
         self._by_choice = [
-            CompletionLogprobs(self.logprobs, self.tokenizer, self.hidden_token_ids) for _ in range(self.num_choices)
+            CompletionLogprobs(self.logprobs, self.tokenizer, self.hidden_token_ids, begins_text=self.echo)
+            for _ in range(self.num_choices)
         ]
 
     @property

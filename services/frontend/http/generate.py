@@ -69,6 +69,7 @@ def check_number_of_choices(num_prompts: int, n: int, limit: int) -> None:
 async def answer(
     http_request: Request,
     state: FrontendState,
+    model: LoadedModel,
     choices: Choices,
     *,
     chunks: Callable[[], Chunks] | None,
@@ -84,4 +85,18 @@ async def answer(
         state.end(choices)
     if choices.error is not None:
         raise choices.error
-    return Response(json_bytes(whole(dict(deltas))), media_type="application/json")
+    body = await model.prompts.run(_size(deltas), lambda: json_bytes(whole(dict(deltas))))
+    return Response(body, media_type="application/json")
+
+
+def _size(deltas: Sequence[tuple[int, Delta]]) -> int:
+    """How much there is to write, as if it were text: a logprob takes as long as a few dozen characters."""
+    return sum(
+        len(delta.content) // 64
+        + sum(
+            32 + 32 * len(entry.top_token_ids)
+            for entries in (delta.logprobs, delta.prompt_logprobs)
+            for entry in entries or ()
+        )
+        for _, delta in deltas
+    )

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from services.frontend.engines.dispatch import DispatchCounts
 from services.frontend.generation import Generation, GenerationError
+from services.frontend.generation_config import SamplingDefaults
 from services.frontend.output.reasoning import make_reasoning_parser
 from services.frontend.prompts.build import PromptBuilder
 from services.frontend.prompts.chat_template import ChatTemplate
@@ -55,6 +56,7 @@ class LoadedModel:
     executor: Executor
     reasoning_parser: str | None = None
     reasoning_tags: tuple[str, str] = ("<think>", "</think>")
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: PromptBuilder = field(init=False)
 

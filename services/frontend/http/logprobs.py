@@ -76,11 +76,15 @@ class LogprobFormat:
 class CompletionLogprobs:
     """One choice's logprobs in the completions format, chunk after chunk: text offsets go on from the last."""
 
-    def __init__(self, form: LogprobFormat, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+    def __init__(
+        self, form: LogprobFormat, tokenizer: Tokenizer, hidden: frozenset[int], *, begins_text: bool = False
+    ) -> None:
+        """`begins_text`: nothing precedes the first token in the text, so a space may be dropped there."""
         self._form = form
         self._tokenizer = tokenizer
         self._hidden = hidden  # special tokens that the text does not show
         self._characters = 0  # begun so far
+        self._strip_left = tokenizer.strip_left if begins_text else 0
 
     def prompt(self, token_ids: Sequence[int], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """The echoed prompt's: its first token follows nothing, so it has no logprob."""
@@ -103,6 +107,12 @@ class CompletionLogprobs:
     def _offset(self, token_id: int) -> int:
         """Where in the text the token begins, in characters; within a character, where that one begins."""
         data = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
+        while data and self._strip_left:
+            if data.startswith(b" "):
+                data = data[1:]
+                self._strip_left -= 1
+            else:
+                self._strip_left = 0
         continues = bool(data) and _is_continuation(data[0]) and self._characters > 0
         offset = self._characters - continues
         self._characters += sum(not _is_continuation(byte) for byte in data)

@@ -1,6 +1,9 @@
 """From a request's bytes to a validated model, or to a 400 that names the field."""
 
+import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -12,6 +15,7 @@ from services.frontend.http.schemas.fields import RequestBody
 
 logger = logging.getLogger(__name__)
 
+_LARGE_BODY = 65_536  # bytes
 _MAX_REMEMBERED_FIELDS = 1000
 _unknown_fields_seen: set[str] = set()
 
@@ -24,19 +28,22 @@ async def parse_body(request: Request, model: type[Body]) -> Body:
     # Anything else could be sent across origins by a web page without a preflight.
     if content_type != "application/json":
         raise ApiError(415, "the body must be JSON, with the header Content-Type: application/json")
-    return parse_json(await request.body(), model)
+    # Not request.body(), which would keep the bytes as long as the answer streams.
+    return parse_json(b"".join([chunk async for chunk in request.stream()]), model)
 
 
 def parse_json(body: bytes, model: type[Body]) -> Body:
     """`body` as `model`. Raises ApiError 400."""
     try:
-        value = from_json(body, allow_inf_nan=False)
+        with _without_collections(len(body)):
+            value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise bad_request(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
     try:
-        parsed = model.model_validate(value)
+        with _without_collections(len(body)):
+            parsed = model.model_validate(value).with_num_bytes(len(body))
     except ValidationError as error:
         raise _invalid_field(error) from error
     for name, reason in model.unsupported.items():
@@ -45,6 +52,20 @@ def parse_json(body: bytes, model: type[Body]) -> Body:
     if parsed.model_extra:
         _warn_of_unknown_fields(parsed.model_extra, model)
     return parsed
+
+
+@contextmanager
+def _without_collections(num_bytes: int) -> Iterator[None]:
+    """Millions of new objects would have the garbage collector look through all of them again and again: it takes
+    most of the time that a large body does."""
+    pausing = num_bytes > _LARGE_BODY and gc.isenabled()
+    if pausing:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if pausing:
+            gc.enable()
 
 
 def _invalid_field(error: ValidationError) -> ApiError:
@@ -66,6 +87,8 @@ def _field_path(location: tuple[int | str, ...]) -> str:
 
 def _warn_of_unknown_fields(fields: dict[str, object], model: type[RequestBody]) -> None:
     for name in fields.keys() - model.unsupported.keys():
+        # Names are the client's: of each only so much is kept.
+        name = name[:64]
         if name not in _unknown_fields_seen and len(_unknown_fields_seen) < _MAX_REMEMBERED_FIELDS:
             _unknown_fields_seen.add(name)
-            logger.warning("%s has no field %r: it is ignored, here and in later requests", model.__name__, name[:64])
+            logger.warning("%s has no field %r: it is ignored, here and in later requests", model.__name__, name)

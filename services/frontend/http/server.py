@@ -19,6 +19,7 @@ import uvloop
 from fastapi import FastAPI
 
 from services.frontend.generation import GenerationError
+from services.frontend.http.protocol import Protocol
 from services.frontend.http.state import FrontendState
 from services.frontend.settings import FrontendSettings
 
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 # Longer than load balancers keep idle connections (60 s is usual), so that they never write into one just closed.
 _KEEP_ALIVE_SECONDS = 75
+# A client whose machine is gone says nothing: seconds of silence before the kernel asks, between its questions, and
+# the unanswered questions after which the connection is lost and its request given up.
+_PROBE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 # After the grace period streams are told their error; this is for clients that do not read it.
 _FAREWELL_SECONDS = 5
 # What the kernel takes beyond what is on its way to the client. By default that is some 4 MB a client: an answer
@@ -41,11 +45,10 @@ class CannotListen(Exception):
 def serve(app: FastAPI, settings: FrontendSettings) -> int:
     """Serve until a signal. Returns the exit status. Raises CannotListen."""
     listener = bind(settings.host, settings.port) if settings.listen_fd is None else inherited(settings.listen_fd)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT") and listener.family != socket.AF_UNIX:  # what is accepted inherits it
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    _set_connection_options(listener)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -82,6 +85,14 @@ def inherited(descriptor: int) -> socket.socket:
         return socket.socket(fileno=descriptor)
     except OSError as error:
         raise CannotListen(f"--listen-fd {descriptor} is no socket that was inherited: {error.strerror}") from error
+
+
+def _set_connection_options(listener: socket.socket) -> None:
+    # The connections that it accepts inherit them.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {**_PROBE_OPTIONS, "TCP_NOTSENT_LOWAT": _UNSENT_BYTES}.items():
+        if hasattr(socket, name) and listener.family != socket.AF_UNIX:
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Server(uvicorn.Server):

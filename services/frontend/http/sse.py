@@ -1,13 +1,16 @@
 """A stream of chunks as server-sent events, written straight to ASGI.
 
-The status line waits for the first token, so that a request which an engine refuses still gets its own status;
-after it an error is a chunk, and [DONE] always ends the stream.
+The status line waits for the first token, so that a request which an engine refuses still gets its own status, but
+no longer than `stream_keep_alive`: then, and whenever so much time passes without a chunk, a comment is sent, for
+proxies cut what they hear nothing of (nginx and most load balancers after a minute). After the status line an error is
+a chunk, and [DONE] always ends the stream.
 """
 
+import asyncio
 import logging
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from services.frontend.generation import GenerationError
 from services.frontend.http.answer import DONE, Chunks, error_chunk
@@ -18,6 +21,9 @@ from services.frontend.http.state import FrontendState
 from services.frontend.output.collector import Delta
 
 logger = logging.getLogger(__name__)
+
+# SSE's comments begin with a colon; clients pass over them.
+_KEEP_ALIVE = b": waiting\n\n"
 
 # Set in the ASGI scope for the access log: the client left in the middle of the stream.
 DISCONNECTED = "tandem.disconnected"
@@ -34,6 +40,7 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._state = state
+        self._keep_alive = state.settings.stream_keep_alive or None
         self._choices = choices
         self._chunks = chunks
 
@@ -52,11 +59,16 @@ class EventStream(Response):
             streams.dec()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deltas = await self._choices.next()
-        error = self._choices.error
-        if error is not None and not any(_has_output(delta) for _, delta in deltas):
-            raise error
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        start: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        deltas = await self._next()
+        if deltas is None:
+            await send(start)
+            deltas = await self._next_keeping_alive(send)
+        else:
+            error = self._choices.error
+            if error is not None and not any(_has_output(delta) for _, delta in deltas):
+                raise error
+            await send(start)
         more = True
         while more:
             frames = self._frames(deltas)
@@ -67,7 +79,24 @@ class EventStream(Response):
                 # Waits while the client reads slowly; meanwhile the collector merges what comes.
                 await send({"type": "http.response.body", "body": frames, "more_body": more})
             if more:
-                deltas = await self._choices.next()
+                deltas = await self._next()
+                if deltas is None:
+                    deltas = await self._next_keeping_alive(send)
+
+    async def _next(self) -> list[tuple[int, Delta]] | None:
+        """What is new, or None where nothing was for so long that the client should hear of it."""
+        try:
+            async with asyncio.timeout(self._keep_alive):
+                return await self._choices.next()
+        except TimeoutError:
+            return None
+
+    async def _next_keeping_alive(self, send: Send) -> list[tuple[int, Delta]]:
+        deltas = None
+        while deltas is None:
+            await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+            deltas = await self._next()
+        return deltas
 
     def _frames(self, deltas: list[tuple[int, Delta]]) -> bytes:
         try:

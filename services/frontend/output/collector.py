@@ -62,7 +62,9 @@ class Collector:
         return not self._running and not any(self._unread)
 
     def put(self, index: int, delta: Delta) -> None:
-        """Add to a choice. Never blocks; wakes the reader at most once until it has read."""
+        """Add to a choice that has not ended. Never blocks; wakes the reader at most once until it has read."""
+        if index not in self._running:
+            return  # its end may still be unread: nothing is to be merged into it
         unread = self._unread[index]
         # Only runs of similar size are merged, as in a binary counter: merging into one growing string would copy
         # all that is unread for every token.
@@ -76,6 +78,11 @@ class Collector:
             self._waiter = None
             if not waiter.done():
                 waiter.set_result(None)
+
+    def fail(self, error: GenerationError) -> None:
+        """End the answer with an error, unless every choice has ended."""
+        if self._running:
+            self.put(min(self._running), Delta(error=error))
 
     async def get(self) -> list[tuple[int, Delta]]:
         """Wait until something is there, and take all of it, in choice order; an empty list once all is done."""

@@ -6,7 +6,9 @@ its state is the longest end of the text with which some stop string begins, whi
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -17,18 +19,15 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         if not stops or not all(stops):
             raise ValueError("stop strings must not be empty")
-        self._stops = tuple(stops)
+        automaton = _automaton(tuple(stops))
         self._include = include
         self._state = 0
-        # For each state: its successors; the state of its longest proper end; its length, and a stop string that
-        # begins with it; the longest stop string that ends here.
-        self._next: list[dict[str, int]] = [{}]
-        self._fallback: list[int] = [0]
-        self._depth: list[int] = [0]
-        self._source: list[str] = [""]
-        self._match: list[str | None] = [None]
-        self._build()
-        self._first = re.compile("[" + "".join(re.escape(char) for char in self._next[0]) + "]").search
+        self._next = automaton.next
+        self._fallback = automaton.fallback
+        self._depth = automaton.depth
+        self._source = automaton.source
+        self._match = automaton.match
+        self._first = automaton.first
 
     def push(self, text: str, ignore_matches: bool = False) -> tuple[str, str | None]:
         """The text that may leave now, and the stop string where one was found: the text then ends before it (or
@@ -75,30 +74,51 @@ class StopMatcher:
             return self._source[begin][:release]
         return self._source[begin][:held] + text[: release - held]
 
-    def _build(self) -> None:
-        for stop in self._stops:
-            state = 0
-            for char in stop:
-                successor = self._next[state].get(char)
-                if successor is None:
-                    successor = len(self._next)
-                    self._next[state][char] = successor
-                    self._next.append({})
-                    self._fallback.append(0)
-                    self._depth.append(self._depth[state] + 1)
-                    self._source.append(stop)
-                    self._match.append(None)
-                state = successor
-            self._match[state] = stop
-        queue = deque(self._next[0].values())
-        while queue:
-            state = queue.popleft()
-            for char, successor in self._next[state].items():
-                fallback = self._fallback[state]
-                while char not in self._next[fallback] and fallback:
-                    fallback = self._fallback[fallback]
-                fallback = self._next[fallback].get(char, 0)
-                self._fallback[successor] = fallback
-                if self._match[successor] is None:
-                    self._match[successor] = self._match[fallback]
-                queue.append(successor)
+
+@dataclass(frozen=True, slots=True)
+class _Automaton:
+    """For each state: its successors; the state of its longest proper end; its length, and a stop string that begins
+    with it; the longest stop string that ends here. `first` finds the first character of any stop string."""
+
+    next: list[dict[str, int]]
+    fallback: list[int]
+    depth: list[int]
+    source: list[str]
+    match: list[str | None]
+    first: Callable[..., re.Match[str] | None]
+
+
+# The choices of one request share it, and requests of one program mostly have the same stop strings.
+@lru_cache(maxsize=16)
+def _automaton(stops: tuple[str, ...]) -> _Automaton:
+    successors: list[dict[str, int]] = [{}]
+    fallbacks, depth, source = [0], [0], [""]
+    match: list[str | None] = [None]
+    for stop in stops:
+        state = 0
+        for char in stop:
+            successor = successors[state].get(char)
+            if successor is None:
+                successor = len(successors)
+                successors[state][char] = successor
+                successors.append({})
+                fallbacks.append(0)
+                depth.append(depth[state] + 1)
+                source.append(stop)
+                match.append(None)
+            state = successor
+        match[state] = stop
+    queue = deque(successors[0].values())
+    while queue:
+        state = queue.popleft()
+        for char, successor in successors[state].items():
+            fallback = fallbacks[state]
+            while char not in successors[fallback] and fallback:
+                fallback = fallbacks[fallback]
+            fallback = successors[fallback].get(char, 0)
+            fallbacks[successor] = fallback
+            if match[successor] is None:
+                match[successor] = match[fallback]
+            queue.append(successor)
+    first = re.compile("[" + "".join(re.escape(char) for char in successors[0]) + "]").search
+    return _Automaton(successors, fallbacks, depth, source, match, first)

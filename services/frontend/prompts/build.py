@@ -6,12 +6,16 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from services.frontend.prompts.chat_template import ChatTemplate
+from services.frontend.prompts.limits import refuse_long_text
 from services.frontend.prompts.messages import ChatMessage
 from services.frontend.tokenizer import Tokenizer
 
-# Below this a prompt takes less than about a millisecond, which costs the other streams less than the hop to
-# a thread and back would.
-INLINE_CHARACTERS = 4096
+# Below this a prompt takes about a millisecond at most, which costs the other streams no more than the hop to a
+# thread and back would.
+INLINE_CHARACTERS = 1024
+
+# Far more characters to a token than any text has, but for the likes of long runs of blanks.
+_MANY_CHARACTERS_PER_TOKEN = 16
 
 Result = TypeVar("Result")
 
@@ -24,12 +28,16 @@ class PromptBuilder:
         self._template = template
         self._executor = executor
 
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
-        return await self._run(
-            sum(map(len, texts)) + 64 * len(texts),
-            lambda: [self._tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts],
-        )
+    async def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, max_model_len: int | None = None
+    ) -> list[list[int]]:
+        """Token ids of each text. Raises InvalidPrompt where one is far over `max_model_len`, soon and not after all
+        of it was tokenized."""
+
+        def build() -> list[list[int]]:
+            return [self._encode(text, add_special_tokens, max_model_len, "prompt") for text in texts]
+
+        return await self.run(sum(map(len, texts)) + 64 * len(texts), build)
 
     async def encode_chat(
         self,
@@ -38,10 +46,15 @@ class PromptBuilder:
         add_generation_prompt: bool,
         continue_final_message: bool,
         add_special_tokens: bool,
+        size: int,
         documents: list[dict[str, str]] | None = None,
         variables: dict[str, Any] | None = None,
+        max_model_len: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation. Raises InvalidPrompt where the template refuses it."""
+        """Token ids of a conversation. `size`: no more characters than that are in all that the template is given.
+
+        Raises InvalidPrompt where the template refuses it, or the text is far over `max_model_len`.
+        """
 
         def build() -> list[int]:
             text = self._template.render(
@@ -51,16 +64,26 @@ class PromptBuilder:
                 documents=documents,
                 variables=variables,
             )
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self._encode(text, add_special_tokens, max_model_len, "messages")
 
-        size = sum(64 + len(message.content or "") for message in messages)
-        return await self._run(size + 64 * len(documents or ()), build)
+        return await self.run(size, build)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
-        return await self._run(4 * len(token_ids), lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids."""
+        return await self.run(
+            4 * len(token_ids), lambda: self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
 
-    async def _run(self, num_characters: int, work: Callable[[], Result]) -> Result:
+    def _encode(self, text: str, add_special_tokens: bool, max_model_len: int | None, param: str) -> list[int]:
+        if max_model_len is not None:
+            length = _MANY_CHARACTERS_PER_TOKEN * max_model_len
+            if len(text) > 2 * length:
+                head = self._tokenizer.encode(text[:length], add_special_tokens=False)
+                refuse_long_text(len(head), max_model_len=max_model_len, param=param)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    async def run(self, num_characters: int, work: Callable[[], Result]) -> Result:
+        """What `work` returns: done at once where there is little of it, else in a thread."""
         if num_characters <= INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

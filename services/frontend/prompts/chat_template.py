@@ -34,6 +34,22 @@ _RESERVED = frozenset(
         "tokenizer_kwargs",
         "tokenizer",
         "self",
+        # What the template may rely on: the model's own tokens, and the functions that transformers gives it.
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
+        "raise_exception",
+        "strftime_now",
+        "range",
+        "namespace",
+        "dict",
+        "cycler",
+        "joiner",
+        "lipsum",
     }
 )
 

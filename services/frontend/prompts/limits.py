@@ -31,11 +31,7 @@ def room_for_output(num_prompt_tokens: int, max_tokens: int | None, *, max_model
     if needed <= max_model_len:
         return max_model_len - num_prompt_tokens if max_tokens is None else max_tokens
     if num_prompt_tokens >= max_model_len:
-        message = (
-            f"this model's maximum context length is {max_model_len} tokens, but the prompt has "
-            f"{num_prompt_tokens} tokens, which leaves no room for output: shorten the prompt"
-        )
-        raise InvalidPrompt(message, param, "context_length_exceeded")
+        raise _too_long(f"{num_prompt_tokens} tokens", max_model_len, param)
     raise InvalidPrompt(
         f"this model's maximum context length is {max_model_len} tokens, but {needed} were asked for: "
         f"{num_prompt_tokens} in the prompt and {max_tokens} for the output; shorten the prompt or lower max_tokens "
@@ -43,6 +39,23 @@ def room_for_output(num_prompt_tokens: int, max_tokens: int | None, *, max_model
         "max_tokens",
         "context_length_exceeded",
     )
+
+
+def refuse_long_text(num_head_tokens: int, *, max_model_len: int, param: str) -> None:
+    """Raise InvalidPrompt where the first part of a text alone, cut anywhere, is certain to be too long.
+
+    Where a text is cut, tokens may come out otherwise than in the whole, hence twice the length.
+    """
+    if num_head_tokens > 2 * max_model_len:
+        raise _too_long(f"more than {num_head_tokens} tokens", max_model_len, param)
+
+
+def _too_long(length: str, max_model_len: int, param: str) -> InvalidPrompt:
+    message = (
+        f"this model's maximum context length is {max_model_len} tokens, but the prompt has {length}, which leaves "
+        "no room for output: shorten the prompt"
+    )
+    return InvalidPrompt(message, param, "context_length_exceeded")
 
 
 def check_prompt_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:

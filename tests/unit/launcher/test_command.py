@@ -44,14 +44,55 @@ def test_a_wrong_command_line_exits_with_2_and_says_why(
 
 
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("TANDEM_API_KEY", "not JSON")
+    monkeypatch.setenv("TANDEM_MODELS", "not JSON")
     with pytest.raises(SystemExit) as exit_:
         read_settings(FrontendSettings, "tandem frontend", [])
     assert exit_.value.code == 2
     message = capsys.readouterr().err
-    assert "api_key" in message
+    assert "models" in message
     assert "JSON" in message
-    assert "not JSON" not in message.replace("is JSON", "")
+    assert "not JSON" not in message
+
+
+@pytest.mark.parametrize(
+    ("written", "keys"),
+    [
+        ("only", ["only"]),
+        ("first,second", ["first", "second"]),
+        (" first , second ", ["first", "second"]),
+        ('["first", "with, a comma"]', ["first", "with, a comma"]),
+        ("", []),
+    ],
+)
+def test_a_list_in_a_variable_or_a_flag(monkeypatch: pytest.MonkeyPatch, written: str, keys: list[str]) -> None:
+    names = ("api_key", "served_model_name", "engine_addresses", "allowed_origins")
+    for name in names:
+        monkeypatch.setenv(f"TANDEM_{name.upper()}", written)
+    settings = read_settings(FrontendSettings, "tandem frontend", [])
+    assert [getattr(settings, name) for name in names] == [keys] * len(names)
+    for name in names:
+        monkeypatch.delenv(f"TANDEM_{name.upper()}")
+    if keys:
+        assert read_settings(FrontendSettings, "tandem frontend", ["--api-key", written]).api_key == keys
+
+
+def test_other_lists_in_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_REASONING_TAGS", "<a>,</a>")
+    monkeypatch.setenv("TANDEM_REASONING_FIELDS", "reasoning")
+    settings = read_settings(FrontendSettings, "tandem frontend", [])
+    assert settings.reasoning_tags == ("<a>", "</a>")
+    assert settings.reasoning_fields == ["reasoning"]
+
+
+def test_a_broken_json_list_does_not_show_the_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TANDEM_API_KEY", '["secret"')
+    with pytest.raises(SystemExit):
+        read_settings(FrontendSettings, "tandem frontend", [])
+    message = capsys.readouterr().err
+    assert "TANDEM_API_KEY" in message
+    assert "secret" not in message
 
 
 def test_a_flag_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ WRONG = [
     ("min_tokens", {"min_tokens": 17, "max_tokens": 16}),
     ("min_tokens", {"min_tokens": -1}),
     ("repetition_penalty", {"repetition_penalty": 0.0}),
+    ("repetition_penalty", {"repetition_penalty": 1e-30}),
     ("repetition_penalty", {"repetition_penalty": math.inf}),
     ("frequency_penalty", {"frequency_penalty": 2.1}),
     ("presence_penalty", {"presence_penalty": -2.1}),

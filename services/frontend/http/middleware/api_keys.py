@@ -57,6 +57,9 @@ class ApiKeys:
 def configured_keys(settings: FrontendSettings) -> list[str]:
     """The keys of the settings and of their file. Raises ValueError where keys are wanted but there are none."""
     keys = [*settings.api_key]
+    if "api_key" in settings.model_fields_set and not keys and settings.api_key_file is None:
+        # A secret that came out empty must not open the server to everybody.
+        raise ValueError("an API key is set, but it is empty: give one, or leave the setting out")
     if settings.api_key_file is not None:
         keys += _read_keys(settings.api_key_file)
     if any(not key or key != key.strip() for key in keys):

@@ -1,8 +1,14 @@
-"""Refuses request bodies over the limit, whether they say their length first or come in chunks."""
+"""Refuses request bodies over the limit, whether they say their length first or come in chunks, and those that stop
+coming."""
+
+import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.http.errors import ApiError
+
+# Between two pieces of a body (nginx's client_body_timeout).
+STALLED_SECONDS = 60.0
 
 
 class BodyLimit:
@@ -22,10 +28,18 @@ class BodyLimit:
                 await self._too_large().response()(scope, receive, send)
                 return
         received = 0
+        complete = False
 
         async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, complete
+            if complete:  # what follows is the disconnect, which may take its time
+                return await receive()
+            try:
+                async with asyncio.timeout(STALLED_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise _stalled() from None
+            complete = not message.get("more_body", False)
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 if received > self._max_bytes:
@@ -43,3 +57,11 @@ class BodyLimit:
             # The rest of the body is not waited for.
             headers={"connection": "close"},
         )
+
+
+def _stalled() -> ApiError:
+    return ApiError(
+        408,
+        f"nothing more of the request body came for {STALLED_SECONDS:g} seconds",
+        headers={"connection": "close"},
+    )

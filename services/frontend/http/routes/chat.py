@@ -15,7 +15,7 @@ from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.logprobs import LogprobFormat
 from services.frontend.http.openapi import documented
 from services.frontend.http.parsing import parse_body
-from services.frontend.http.sampling import check_counts, sampling_params
+from services.frontend.http.sampling import bad_word_ids, check_counts, sampling_params
 from services.frontend.http.schemas.chat import ChatCompletionRequest
 from services.frontend.http.schemas.responses import ChatCompletion
 from services.frontend.http.state import frontend_state
@@ -40,17 +40,29 @@ async def create_chat_completion(http_request: Request) -> Response:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             add_special_tokens=request.add_special_tokens,
+            size=request.num_bytes,
             documents=request.documents,
             variables=variables,
+            max_model_len=None if request.truncate_prompt_tokens is not None else limits.max_model_len,
         )
+        bad_words = await model.prompts.run(request.num_bytes, lambda: bad_word_ids(request, model.tokenizer))
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     if asked == 0 and request.prompt_logprobs is None:
         raise bad_request("max_completion_tokens must be at least 1", "max_completion_tokens")
+    if asked is not None:
+        asked = model.defaults.limited(asked)
     token_ids = truncate_prompt(
         token_ids, request.truncate_prompt_tokens, max_model_len=limits.max_model_len, max_tokens=asked
     )
-    max_tokens = room_for_output(len(token_ids), asked, max_model_len=limits.max_model_len, param="messages")
-    sampling = sampling_params(request, max_tokens=max_tokens, tokenizer=model.tokenizer, vocab_size=limits.vocab_size)
+    room = room_for_output(len(token_ids), asked, max_model_len=limits.max_model_len, param="messages")
+    max_tokens = model.defaults.limited(room)
+    sampling = sampling_params(
+        request,
+        max_tokens=max_tokens,
+        bad_words=bad_words,
+        vocab_size=limits.vocab_size,
+        defaults=model.defaults,
+    )
     choices = make_choices(
         request, model, [(token_ids, sampling)], lambda prompt: model.new_reasoning_parser(prompt, variables)
     )
@@ -58,6 +70,7 @@ async def create_chat_completion(http_request: Request) -> Response:
     return await answer(
         http_request,
         state,
+        model,
         choices,
         chunks=(lambda: ChatChunks(chat_answer)) if request.stream else None,
         whole=chat_answer.whole,

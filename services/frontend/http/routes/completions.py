@@ -12,7 +12,7 @@ from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.logprobs import LogprobFormat
 from services.frontend.http.openapi import documented
 from services.frontend.http.parsing import parse_body
-from services.frontend.http.sampling import check_counts, sampling_params
+from services.frontend.http.sampling import bad_word_ids, check_counts, sampling_params
 from services.frontend.http.schemas.completion import CompletionRequest
 from services.frontend.http.schemas.responses import Completion
 from services.frontend.http.state import frontend_state
@@ -34,17 +34,25 @@ async def create_completion(http_request: Request) -> Response:
     check_counts(request, max_n=state.settings.max_n, max_stop=state.settings.max_stop)
     check_number_of_choices(len(request.prompt), request.n or 1, state.settings.max_concurrent_requests)
     limits = model.limits()
-    max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    max_tokens = model.defaults.limited(_DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens)
     if max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise bad_request("max_tokens must be at least 1, unless the prompt is scored (echo)", "max_tokens")
     with state.preparing():
         prompts = await _prompts(request, model, limits, max_tokens)
-    sampling = sampling_params(request, max_tokens=max_tokens, tokenizer=model.tokenizer, vocab_size=limits.vocab_size)
+        bad_words = await model.prompts.run(request.num_bytes, lambda: bad_word_ids(request, model.tokenizer))
+    sampling = sampling_params(
+        request,
+        max_tokens=max_tokens,
+        bad_words=bad_words,
+        vocab_size=limits.vocab_size,
+        defaults=model.defaults,
+    )
     choices = make_choices(request, model, [(prompt.token_ids, sampling) for prompt in prompts])
     completion = _answer(request, name, model, prompts)
     return await answer(
         http_request,
         state,
+        model,
         choices,
         chunks=(lambda: CompletionChunks(completion)) if request.stream else None,
         whole=completion.whole,
@@ -57,25 +65,32 @@ async def _prompts(
     """Each prompt's token ids, checked against the model's limits, and its text where it is echoed."""
     texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
     # They are all of one kind.
-    encoded = await model.prompts.encode(texts, add_special_tokens=request.add_special_tokens) if texts else None
+    encoded = None
+    if texts:
+        encoded = await model.prompts.encode(
+            texts,
+            add_special_tokens=request.add_special_tokens,
+            max_model_len=None if request.truncate_prompt_tokens is not None else limits.max_model_len,
+        )
     prompts: list[EchoedPrompt] = []
     for number, prompt in enumerate(request.prompt):
         if isinstance(prompt, str):
             assert encoded is not None
             token_ids = encoded[number]
         else:
-            check_prompt_ids(prompt, limits.vocab_size, "prompt")
             token_ids = prompt
         kept = truncate_prompt(
             token_ids, request.truncate_prompt_tokens, max_model_len=limits.max_model_len, max_tokens=max_tokens
         )
         room_for_output(len(kept), max_tokens, max_model_len=limits.max_model_len, param="prompt")
+        if not isinstance(prompt, str):
+            check_prompt_ids(kept, limits.vocab_size, "prompt")
         if not request.echo:
             text = ""
         elif isinstance(prompt, str) and len(kept) == len(token_ids):
             text = prompt
         else:
-            text = model.tokenizer.decode(kept, skip_special_tokens=request.skip_special_tokens is not False)
+            text = await model.prompts.decode(kept, skip_special_tokens=request.skip_special_tokens is not False)
         prompts.append(EchoedPrompt(kept, text))
     return prompts
 

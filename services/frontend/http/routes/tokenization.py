@@ -32,16 +32,20 @@ async def tokenize(http_request: Request) -> Response:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 add_special_tokens=bool(request.add_special_tokens),
+                size=request.num_bytes,
                 variables=request.chat_template_kwargs,
+            )
+        token_strs = None
+        if request.return_token_strs:
+            token_strs = await model.prompts.run(
+                len(token_ids), lambda: [model.tokenizer.token_text(token_id) for token_id in token_ids]
             )
     limits = model.engines.limits
     body = {
         "count": len(token_ids),
         "max_model_len": None if limits is None else limits.max_model_len,
         "tokens": token_ids,
-        "token_strs": [model.tokenizer.token_text(token_id) for token_id in token_ids]
-        if request.return_token_strs
-        else None,
+        "token_strs": token_strs,
     }
     return Response(json_bytes(body), media_type="application/json")
 
@@ -54,5 +58,5 @@ async def detokenize(http_request: Request) -> Response:
     _, model = state.model(request.model)
     check_prompt_ids(request.tokens, model.tokenizer.vocab_size, "tokens")
     with state.preparing():
-        text = await model.prompts.decode(request.tokens)
+        text = await model.prompts.decode(request.tokens, skip_special_tokens=False)
     return Response(json_bytes({"prompt": text}), media_type="application/json")

@@ -57,13 +57,13 @@ class GenerationFields(RequestBody):
         None, ge=-(2**63), lt=2**63, description="The same seed and request give the same tokens; -1 draws one."
     )
 
-    temperature: Number | None = Field(1.0, ge=0)
-    top_p: Number | None = Field(1.0, gt=0, le=1)
-    top_k: WholeNumber | None = Field(0, ge=-1, description="-1 and 0 are off.")
-    min_p: Number | None = Field(0.0, ge=0, le=1)
+    temperature: Number | None = Field(None, ge=0, description="By default the model's own, or 1; 0 is greedy.")
+    top_p: Number | None = Field(None, gt=0, le=1, description="By default the model's own, or 1.")
+    top_k: WholeNumber | None = Field(None, ge=-1, description="-1 and 0 are off. By default the model's own, or off.")
+    min_p: Number | None = Field(None, ge=0, le=1, description="By default the model's own, or 0.")
     frequency_penalty: Number | None = Field(0.0, ge=-2, le=2)
     presence_penalty: Number | None = Field(0.0, ge=-2, le=2)
-    repetition_penalty: Number | None = Field(1.0, gt=0)
+    repetition_penalty: Number | None = Field(None, ge=0.01, le=100, description="By default the model's own, or 1.")
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIdList | None = Field(None, max_length=MAX_LIST_LENGTH)
     # Each may be banned in two spellings.

@@ -169,6 +169,19 @@ def test_limits_are_the_shortest_of_the_ready_engines() -> None:
     run(main)
 
 
+def test_an_engine_whose_limits_make_no_sense_is_left_out() -> None:
+    async def main() -> None:
+        fleet = Fleet(1)
+        fleet.addresses.append("10.0.0.9:5555")
+        fleet.transport.run("10.0.0.9:5555", InProcessEngine(max_model_len=-5))
+        await fleet.start()
+        assert fleet.pool.connections["10.0.0.9:5555"].state is ConnectionState.REFUSED
+        assert fleet.pool.limits is not None
+        assert fleet.pool.limits.max_model_len == 4096
+
+    run(main)
+
+
 def test_an_address_that_is_gone_drains_and_one_that_is_new_is_used() -> None:
     async def main() -> None:
         fleet = Fleet(2)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as BackendTokenizer
 
 from services.frontend.engines.dispatch import DispatchCounts
 from services.frontend.generation import Generation, GenerationError
+from services.frontend.http.protocol import Protocol
 from services.frontend.tokenizer import Tokenizer
 from shared.protocol import FinishReason, ModelLimits, RequestOutput, TokenLogprobs
 
@@ -200,7 +201,7 @@ class LiveServer:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, http="httptools", lifespan="on", log_config=None, access_log=False)
+        config = uvicorn.Config(app, http=Protocol, lifespan="on", log_config=None, access_log=False)
         self._server = uvicorn.Server(config)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)

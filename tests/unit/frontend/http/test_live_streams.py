@@ -11,6 +11,8 @@ import openai
 import pytest
 from echo_app import EchoPool, LiveServer, parse_events
 
+from services.frontend.settings import FrontendSettings
+
 
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
@@ -194,3 +196,65 @@ def _answer_to(server: LiveServer, body: bytes) -> bytes:
             b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
         return connection.recv(1 << 16)[:12]
+
+
+@pytest.fixture
+def settings() -> FrontendSettings:
+    return FrontendSettings(model="echo", stream_keep_alive=0.02)
+
+
+@pytest.mark.parametrize("silent_after", [0, 3])
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_a_silent_stream_is_kept_alive(live: LiveServer, pool: EchoPool, silent_after: int, path: str):
+    """Queued, or between two tokens: proxies hear a comment, and clients none of it."""
+    pool.hold_after = silent_after
+    body = {**CHAT, "stream": True} if "chat" in path else {"prompt": "hello", "stream": True}
+    connection = post(live, f"/v1/{path}", body)
+    received = b""
+    while received.count(b": waiting\n\n") < 3:
+        received += connection.recv(65536)
+    assert received.startswith(b"HTTP/1.1 200 ")
+    pool.hold_after = None
+    while b"data: [DONE]\n\n" not in received:
+        received += connection.recv(65536)
+    connection.close()
+    text = unchunk(received)
+    assert text.count(": waiting\n\n") >= 3
+    chunks = parse_events(text.replace(": waiting\n\n", ""))
+    texts = [
+        choice.get("text") or choice.get("delta", {}).get("content") or "" for c in chunks for choice in c["choices"]
+    ]
+    assert "".join(texts) == ("user:hello|assistant:" if "chat" in path else "hello")
+
+
+def test_the_openai_client_passes_over_what_keeps_a_stream_alive(live: LiveServer, pool: EchoPool):
+    pool.hold_after = 2
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none") as client:
+        stream = client.completions.create(model="echo", prompt="hello", stream=True)
+        time.sleep(0.1)
+        pool.hold_after = None
+        assert "".join(chunk.choices[0].text for chunk in stream) == "hello"
+
+
+def test_a_refusal_after_the_wait_is_a_chunk_and_the_stream_ends(live: LiveServer, pool: EchoPool):
+    pool.hold_after = 0
+    connection = post(live, "/v1/completions", {"prompt": "hello", "stream": True})
+    received = b""
+    while b": waiting" not in received:
+        received += connection.recv(65536)
+    pool.fail_after = 0
+    pool.hold_after = None
+    while b"data: [DONE]\n\n" not in received:
+        received += connection.recv(65536)
+    connection.close()
+    *_, error = parse_events(unchunk(received).replace(": waiting\n\n", ""))
+    assert error["error"]["message"] == "the engine died"
+
+
+def test_a_client_that_leaves_a_silent_stream(live: LiveServer, pool: EchoPool):
+    pool.hold_after = 0
+    connection = post(live, "/v1/completions", {"prompt": "hello", "stream": True})
+    while b": waiting" not in connection.recv(65536):
+        pass
+    connection.close()
+    until(lambda: not pool.running)

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from echo_app import Call, EchoPool
+from echo_app import MAX_MODEL_LEN, Call, EchoPool
 
+from services.frontend.http import parsing
 from services.frontend.http.app import create_app
 from services.frontend.http.schemas.responses import ErrorResponse
 from shared.sampling_params import MAX_LIST_LENGTH
@@ -25,6 +26,7 @@ BOTH = [
     ({"frequency_penalty": 2.5}, "frequency_penalty"),
     ({"presence_penalty": -2.5}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty"),
     ({"repetition_penalty": 101}, "repetition_penalty"),
     ({"n": 0}, "n"),
     ({"n": 65}, "n"),
@@ -35,6 +37,8 @@ BOTH = [
     ({"stop": ["a", 5]}, "stop"),
     ({"stop": {"a": 1}}, "stop"),
     ({"stop": [str(i) for i in range(17)]}, "stop"),
+    ({"stop": "s" * 5000}, "stop"),
+    ({"stop": ["a" * 3000, "b" * 3000]}, "stop"),
     ({"seed": 2**63}, "seed"),
     ({"seed": "7"}, "seed"),
     ({"max_tokens": 0}, None),
@@ -62,6 +66,7 @@ BOTH = [
     ({"bad_words": ["a"] * MAX_LIST_LENGTH}, "bad_words"),
     ({"bad_words": "word"}, "bad_words"),
     ({"bad_words": ["b" * 2000]}, "bad_words"),
+    ({"bad_words": ["b" * 1000] * 100}, "bad_words"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
@@ -303,3 +308,29 @@ def test_unknown_fields_are_warned_of_once(call, caplog):
     for _ in range(3):
         assert call.chat(a_field_of_the_future=1).status_code == 200
     assert caplog.text.count("a_field_of_the_future") == 1
+
+
+def test_of_unknown_fields_only_so_much_is_remembered(call):
+    call.chat(**{"zz" + "f" * 100_000: 1})
+    assert max(map(len, parsing._unknown_fields_seen)) <= 64
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_text_far_over_the_context_is_not_tokenized_whole(call, pool: EchoPool, path, monkeypatch):
+    lengths: list[int] = []
+    encode = pool.tokenizer.encode
+
+    def watched(text: str, **options: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(pool.tokenizer, "encode", watched)
+    text = "long " * 100_000
+    body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    error = refused(call.post(path, body))
+    assert error["code"] == "context_length_exceeded"
+    assert str(MAX_MODEL_LEN) in error["message"]
+    assert str(lengths[0]) in error["message"]
+    assert lengths == [16 * MAX_MODEL_LEN]
+    # Where only its end is kept, all of it counts.
+    assert call.post(path, body | {"truncate_prompt_tokens": 10, "max_tokens": 2}).status_code == 200

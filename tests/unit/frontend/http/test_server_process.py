@@ -67,7 +67,8 @@ def start(tokenizer_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Echo
 
 
 def test_sigterm_lets_streams_run_to_their_end(start):
-    server = start("--drain-delay", "0.3")
+    # Long enough for two requests on a machine that is busy with other things.
+    server = start("--drain-delay", "3")
     body = {"prompt": "slow and steady, to the very end", "max_tokens": 100, "stream": True}
     with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_text()

@@ -110,7 +110,19 @@ def test_variables_reach_the_template(hf):
 
 
 @pytest.mark.parametrize(
-    "name", ["chat_template", "tokenize", "conversation", "messages", "tools", "return_dict", "self"]
+    "name",
+    [
+        "chat_template",
+        "tokenize",
+        "conversation",
+        "messages",
+        "tools",
+        "return_dict",
+        "self",
+        "bos_token",
+        "eos_token",
+        "range",
+    ],
 )
 def test_variables_cannot_replace_what_the_server_decides(hf, name):
     with pytest.raises(InvalidPrompt, match=name) as error:

@@ -42,9 +42,30 @@ def test_long_prompts_leave_the_event_loop():
             assert await builder.encode([long], add_special_tokens=False) == [[97] * len(long)]
             message = ChatMessage(role="user", content=long)
             options = {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False}
+            options["size"] = len(long)
             assert await builder.encode_chat([message], **options) == [97] * len(long)
-            assert await builder.decode([97, 98]) == "ab"
+            assert await builder.decode([97, 98], skip_special_tokens=False) == "ab"
 
     asyncio.run(build())
     assert tokenizer.threads[:2] == ["MainThread", "MainThread"]
     assert [name.startswith("prompt") for name in tokenizer.threads[2:]] == [True, True]
+
+
+def test_all_that_a_template_is_given_counts_as_long():
+    """Not only the messages' content: their reasoning, tool calls and the template's variables are rendered too."""
+    tokenizer = LetterTokenizer()
+
+    async def build() -> None:
+        with ThreadPoolExecutor(1, thread_name_prefix="prompt") as executor:
+            builder = PromptBuilder(cast(Tokenizer, tokenizer), cast(ChatTemplate, PlainTemplate()), executor)
+            await builder.encode_chat(
+                [ChatMessage(role="user", content="a")],
+                add_generation_prompt=True,
+                continue_final_message=False,
+                add_special_tokens=False,
+                size=INLINE_CHARACTERS + 1,
+                variables={"long": "a" * INLINE_CHARACTERS},
+            )
+
+    asyncio.run(build())
+    assert tokenizer.threads[0].startswith("prompt")

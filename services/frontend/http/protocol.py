@@ -1,0 +1,120 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol, with the limits and the care that it leaves to a proxy.
+
+server.py hands it to uvicorn. What is larger or slower than any client's request ends the connection.
+"""
+
+import asyncio
+import re
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.frontend.http.errors import ApiError
+from services.frontend.http.json_bytes import json_bytes
+
+# Request line and headers together. Others take 8 to 64 KiB.
+MAX_HEAD_BYTES = 65_536
+# From the connection, or the first byte of a request, to the end of its headers.
+HEAD_SECONDS = 75.0
+# Requests sent ahead of the answers on one connection, and the bytes of their bodies.
+MAX_PIPELINED = 8
+MAX_PIPELINED_BODY_BYTES = 65_536
+
+_UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. The parser calls the `on_` methods while it is fed."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._in_head = True
+        self._heads = 0
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._running: Any = None  # the request that is being answered
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        # uvicorn tells the last request only. One that is answered while others wait behind it would go on for nobody.
+        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        in_head, heads = self._in_head, self._heads
+        if in_head:
+            self._expect_head()
+            data = _without_upgrade(data)
+        super().data_received(data)
+        if in_head and heads == self._heads:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(ApiError(431, f"the request's headers are over this server's limit of {MAX_HEAD_BYTES}"))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._heads += 1
+        self._head_bytes = 0
+        self._stop_head_timer()
+        super().on_headers_complete()
+        if self.pipeline:
+            # uvicorn reads no further, and would not see the client leave.
+            self.flow.resume_reading()
+            if len(self.pipeline) > MAX_PIPELINED:
+                self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.pipeline:
+            self.flow.resume_reading()
+            if len(self.cycle.body) > MAX_PIPELINED_BODY_BYTES:
+                self.transport.close()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._in_head and (self._running is None or self._running.response_complete):
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        if not self.transport.is_closing() and (self._running is None or self._running.response_complete):
+            body = json_bytes(error.body())
+            self.transport.write(
+                b"HTTP/1.1 %d Request Header Fields Too Large\r\nconnection: close\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (error.status, len(body), body)
+            )
+        self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The head with its Upgrade header renamed. This server switches to no other protocol, so it has to answer as if
+    there were none; httptools would take the body for that of the other protocol. Java's client asks for HTTP/2 so.
+    """
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[: end + 2]
+    if _UPGRADE.search(head) is None:
+        return data
+    return _UPGRADE.sub(rb"\1x-upgrade", head) + data[len(head) :]

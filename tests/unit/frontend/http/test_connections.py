@@ -1,0 +1,188 @@
+"""Connections that misbehave: heads without end, silence, requests ahead of their answers, offers to upgrade."""
+
+import json
+import socket
+
+import pytest
+from echo_app import EchoPool, LiveServer
+from test_live_streams import CHAT, answers, post, until
+
+from services.frontend.http import protocol
+from services.frontend.http.middleware import body_limit
+
+
+def connect(server: LiveServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def request(path: str, body: object, *headers: str) -> bytes:
+    data = json.dumps(body).encode()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: t",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + data
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while data := connection.recv(65536):
+            received += data
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def flood(connection: socket.socket, piece: bytes) -> bytes:
+    """Send without end until the server ends it; what it answered."""
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        _send_for_ever(connection, piece)
+    return read_to_end(connection)
+
+
+def _send_for_ever(connection: socket.socket, piece: bytes) -> None:
+    for _ in range(1_000_000):
+        connection.sendall(piece)
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"GET /v1/models HTTP/1.1\r\nHost: t\r\n", b"X-Header: " + b"a" * 10_000 + b"\r\n"),
+        (b"GET /v1/models HTTP/1.1\r\nX-Header: ", b"a" * 10_000),
+        (b"GET /", b"a" * 10_000),
+    ],
+)
+def test_a_head_without_end(live: LiveServer, begin: bytes, piece: bytes):
+    connection = connect(live)
+    connection.sendall(begin)
+    flood(connection, piece)
+    answers(live)
+
+
+def test_a_head_just_over_the_limit_is_told_so(live: LiveServer):
+    connection = connect(live)
+    connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: t\r\nX-Header: ")
+    connection.sendall(b"a" * protocol.MAX_HEAD_BYTES)
+    answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert "limit" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_a_long_head_within_the_limit_and_a_body_after_it(live: LiveServer):
+    connection = connect(live)
+    body = {"prompt": "a" * 200_000}
+    data = request("/tokenize", body, "X-Header: " + "a" * 60_000, "Connection: close")
+    for begin in range(0, len(data), 30_000):
+        connection.sendall(data[begin : begin + 30_000])
+    assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/models HTTP/1.1\r\nHost: t\r\n"])
+def test_a_head_that_does_not_come(live: LiveServer, monkeypatch: pytest.MonkeyPatch, sent: bytes):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
+    connection = connect(live)
+    connection.sendall(sent)
+    assert read_to_end(connection) == b""
+
+
+def test_a_second_head_that_does_not_come(live: LiveServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    connection = connect(live)
+    connection.sendall(request("/tokenize", {"prompt": "x"}) + b"GET /v1/mod")
+    connection.sendall(b"els HT")
+    assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_long_answer_is_not_cut_by_the_heads_time(live: LiveServer, pool: EchoPool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
+    pool.hold = True
+    connection = post(live, "/v1/chat/completions", CHAT)
+    until(lambda: bool(pool.running))
+    connection.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        connection.recv(1)
+    connection.settimeout(20)
+    pool.hold = False
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("head", ["Content-Length: 100", "Transfer-Encoding: chunked"])
+def test_a_body_that_stops_coming(live: LiveServer, monkeypatch: pytest.MonkeyPatch, head: str):
+    monkeypatch.setattr(body_limit, "STALLED_SECONDS", 0.05)
+    connection = connect(live)
+    connection.sendall(
+        f"POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n{head}\r\n\r\n5\r\n{{".encode()
+    )
+    assert read_to_end(connection).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("behind", [1, 3])
+def test_a_client_that_leaves_with_requests_waiting_behind(live: LiveServer, pool: EchoPool, behind: int):
+    pool.hold_after = 1
+    connection = connect(live)
+    body = {**CHAT, "stream": True}
+    connection.sendall(request("/v1/chat/completions", body) * (1 + behind))
+    until(lambda: sum(pool.delivered.values()) == 1)
+    connection.close()
+    until(lambda: not pool.running)
+    assert len(pool.submitted) == 1
+    pool.hold_after = None
+    answers(live)
+
+
+def test_requests_ahead_of_their_answers_are_answered_in_order(live: LiveServer):
+    connection = connect(live)
+    prompts = ["a", "bc", "def"]
+    data = b"".join(request("/tokenize", {"prompt": prompt}) for prompt in prompts)
+    connection.sendall(data + request("/tokenize", {"prompt": "ghij"}, "Connection: close"))
+    answer = read_to_end(connection)
+    assert [answer.count(b'"count":%d,' % count) for count in (1, 2, 3, 4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [request("/tokenize", {"prompt": "x"}), request("/tokenize", {"prompt": "x" * 200_000})],
+    ids=["many", "large"],
+)
+def test_too_much_ahead_of_the_answer(live: LiveServer, pool: EchoPool, piece: bytes):
+    pool.hold_after = 1
+    connection = post(live, "/v1/chat/completions", {**CHAT, "stream": True})
+    until(lambda: sum(pool.delivered.values()) == 1)
+    flood(connection, piece)
+    until(lambda: not pool.running)
+
+
+@pytest.mark.parametrize("split", [None, 100])
+@pytest.mark.parametrize("protocol_name", ["h2c", "websocket"])
+def test_an_offer_to_upgrade_is_passed_over(live: LiveServer, split: int | None, protocol_name: str):
+    """As Java's HTTP client does with its first request: the body belongs to the request all the same."""
+    connection = connect(live)
+    headers = ["Connection: Upgrade, HTTP2-Settings, close", f"Upgrade: {protocol_name}", "HTTP2-Settings: AAEAAEAAAAI"]
+    data = request("/tokenize", {"prompt": "four\r\nUpgrade: x"}, *headers)
+    connection.sendall(data[:split])
+    if split is not None:
+        connection.sendall(data[split:])
+    answer = read_to_end(connection)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"count":16,' in answer
+
+
+def test_many_idle_connections_disturb_nobody(live: LiveServer):
+    idle = [connect(live) for _ in range(300)]
+    answers(live)
+    for connection in idle:
+        connection.close()
+
+
+def test_listeners_accept_connections_that_notice_lost_clients():
+    from services.frontend.http.server import _set_connection_options, bind
+
+    with bind("127.0.0.1", 0) as listener:
+        _set_connection_options(listener)
+        with socket.create_connection(listener.getsockname()) as _, listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
