@@ -29,7 +29,8 @@ def _whole(value: Any) -> Any:
 
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-WholeNumber = Annotated[int, BeforeValidator(_whole), Field(strict=True)]
+# Python would compute with more digits, but not always write them out again.
+WholeNumber = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**63), lt=2**63)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
