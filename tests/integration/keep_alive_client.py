@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 JSON = (("Content-Type", "application/json"),)
+_LONGEST_WAIT = 30.0  # seconds for one answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,7 @@ class RawAnswer:
     body: bytes
 
 
-async def send_all(
-    port: int, requests: Iterable[RawRequest], connections: int, timeout: float = 30.0
-) -> list[tuple[RawRequest, RawAnswer]]:
+async def send_all(port: int, requests: Iterable[RawRequest], connections: int) -> list[tuple[RawRequest, RawAnswer]]:
     """Each request and its answer, in the order of the answers. Raises TimeoutError where one does not come."""
     waiting = iter(requests)
     answered: list[tuple[RawRequest, RawAnswer]] = []
@@ -32,7 +31,7 @@ async def send_all(
     async def worker() -> None:
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         for request in waiting:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(_LONGEST_WAIT):
                 if streams is None:
                     streams = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
                 answer, stays_open = await _exchange(*streams, request)
