@@ -19,6 +19,12 @@ from tests.integration.echo_texts import FAMILY, TEXTS, random_texts
 
 AT_ONCE = 24
 
+# What of a request reaches the chat template, shown where the request asks for it.
+VARIABLES = (
+    "{% if show %}{{ reasoning_effort }}, {{ documents[0].text }}, {{ messages[0].name }}, "
+    "{{ messages[1].reasoning }}, {{ messages[1].reasoning_content }}, {{ messages[1].tool_calls[0].function.arguments.city }}: {% endif %}"
+)
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -98,7 +104,7 @@ def echo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         folder = tokenizers_at_hand.write_model_folder(tokenizer, scratch / "model")
     # The output is the message; what the turn's end hides from the parser is the prompt before it.
     template = scratch / "template.jinja"
-    template.write_text("{{ messages[-1].content }}" + kind.turn + "{{ opened }}", encoding="utf-8")
+    template.write_text(VARIABLES + "{{ messages[-1].content }}" + kind.turn + "{{ opened }}", encoding="utf-8")
     flags = ["--model", str(folder), "--executor", "simulated", "--simulated-tokens", "echo"]
     flags += ["--chat-template", str(template), "--reasoning-parser", kind.parser, "--served-model-name", "echo"]
     flags += ["--reasoning-tags", json.dumps(kind.tags)]
@@ -388,5 +394,31 @@ def test_thinking_switched_off_closed_or_left_out(echo: Echo) -> None:
         assert whole.choices[0].message.content == "answer"
         assert not {"reasoning", "reasoning_content"} & set(whole.choices[0].message.model_extra or {})
         assert whole.usage.completion_tokens_details.reasoning_tokens > 0
+
+    echo.run(ask)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_what_reaches_the_chat_template(echo: Echo, name: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "北京"}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "name": "Ada", "content": "hi"},
+        {"role": "assistant", "content": None, name: "because", "tool_calls": [call]},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+    ]
+    options = {
+        "chat_template_kwargs": {"show": True, "enable_thinking": False},
+        "documents": [{"title": "t", "text": "a document"}],
+    }
+
+    async def ask(client: openai.AsyncOpenAI) -> None:
+        answer = await client.chat.completions.create(
+            model="echo",
+            messages=messages,  # type: ignore[arg-type]
+            reasoning_effort="low",
+            extra_body=options,
+        )
+        expected = "low, a document, Ada, because, because, 北京: one\ntwo"
+        assert answer.choices[0].message.content == echo.kind.lead + expected
 
     echo.run(ask)
