@@ -22,7 +22,8 @@ AT_ONCE = 24
 # What of a request reaches the chat template, shown where the request asks for it.
 VARIABLES = (
     "{% if show %}{{ reasoning_effort }}, {{ documents[0].text }}, {{ messages[0].name }}, "
-    "{{ messages[1].reasoning }}, {{ messages[1].reasoning_content }}, {{ messages[1].tool_calls[0].function.arguments.city }}: {% endif %}"
+    "{{ messages[1].reasoning }}, {{ messages[1].reasoning_content }}, "
+    "{{ messages[1].tool_calls[0].function.arguments.city }}: {% endif %}"
 )
 
 
