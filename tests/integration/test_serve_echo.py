@@ -235,6 +235,32 @@ def test_stop_strings_sent_as_prompts(echo: Echo, include: bool) -> None:
     echo.run(ask)
 
 
+def test_offsets_of_an_echoed_prompt(echo: Echo) -> None:
+    """Each token stands where its offset says, in the text as it was sent: spaces and special tokens included."""
+    texts = echo.texts([text for text in TEXTS if echo.expected(text) == echo.kind.lead + text])
+    if echo.kind.lead:
+        # Where a text begins with a space itself, nothing tells the one that was added from it.
+        texts = [text for text in texts if not text.startswith(" ")]
+    else:
+        texts += [f"{echo.kind.turn}user: {TEXTS[0]}{echo.kind.turn}", f"a{echo.kind.turn}b"]
+
+    async def ask(client: openai.AsyncOpenAI) -> None:
+        async def one(text: str) -> None:
+            answer = await client.completions.create(model="echo", prompt=text, max_tokens=0, echo=True, logprobs=0)
+            logprobs = answer.choices[0].logprobs
+            assert answer.choices[0].text == text
+            assert logprobs is not None
+            async with named(text):
+                for number, (name, offset) in enumerate(zip(logprobs.tokens, logprobs.text_offset, strict=True)):
+                    if not name.startswith("bytes:"):
+                        shown = name if number or text.startswith(name) else name.removeprefix(echo.kind.lead)
+                        assert text.startswith(shown, offset), (name, offset)
+
+        await each(texts, one)
+
+    echo.run(ask)
+
+
 THOUGHTS = [
     "Let me see.\n\nFirst: 北京, then naïve.\n",
     f"{FAMILY} 👍🏽 एक दो",
