@@ -2,6 +2,7 @@
 # make bench   measure the speed     make docs   write docs/configuration.md anew     make format  lay out the code
 # make clean   remove what was built, the environment included
 # make chaos   engines killed, frozen, drained and cut off a hundred times under load (DISTURBANCES=100)
+# make eval-test   lm-eval itself against the server
 #
 # Python 3.11 or newer with its venv module, git and a C compiler are all that must be there.
 
@@ -58,7 +59,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m loadtest.bench_serve $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache loadtest/results
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .schemathesis .import_linter_cache loadtest/results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installed anew only when what is to be installed has changed.
@@ -78,5 +79,5 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# The chart's and the images' own targets.
+# The chart's, the images' and the evaluation's own targets.
 -include make/*.mk

@@ -1,6 +1,6 @@
 """Microseconds a token on the way from token ids to text, at growing lengths: it must not grow with them.
 
-    python loadtest/bench_detokenizer.py --tokenizer PATH_OR_NAME [--lengths 1000 10000 100000]
+    python -m loadtest.bench_detokenizer --tokenizer PATH_OR_NAME [--lengths 1000 10000 100000]
 
 Beside the detokenizer: tokenizers' DecodeStream, the usual prefix and read offsets over `decode`, and the whole of
 OutputProcessor.accept (detokenizer, stop strings, reasoning, collector) with a reader that keeps up and with one

@@ -35,6 +35,7 @@ def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel])
     `app.state.frontend` is its FrontendState. Raises ValueError where the settings contradict themselves.
     """
     state = FrontendState(settings, served_models)
+    keys = configured_keys(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +50,7 @@ def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel])
         description="An OpenAI-compatible API for language models.",
         version=health.server_version(),
         lifespan=lifespan,
-        middleware=_middleware(settings, state),
+        middleware=_middleware(settings, state, keys),
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -61,11 +62,11 @@ def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel])
     for error in (ClientDisconnected, ClientDisconnect):
         app.add_exception_handler(error, answer_disconnected)
     app.add_exception_handler(HTTPException, answer_http_exception)
-    install_openapi(app)
+    install_openapi(app, with_api_keys=bool(keys))
     return app
 
 
-def _middleware(settings: FrontendSettings, state: FrontendState) -> list[Middleware]:
+def _middleware(settings: FrontendSettings, state: FrontendState, keys: Sequence[str]) -> list[Middleware]:
     """Outermost first."""
     layers = [Middleware(RequestLog, metrics=state.metrics)]
     if settings.allowed_origins:
@@ -79,7 +80,6 @@ def _middleware(settings: FrontendSettings, state: FrontendState) -> list[Middle
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
-    keys = configured_keys(settings)
     if keys:
         layers.append(Middleware(ApiKeys, keys=keys))
     layers.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))

@@ -61,7 +61,8 @@ class CompletionAnswer:
         if not self.wants_logprobs:
             return text, None
         state = self._by_choice[index]
-        echoed = state.prompt(self.prompt_of(index).token_ids, delta.prompt_logprobs or []) if begins else None
+        prompt = self.prompt_of(index)
+        echoed = state.prompt(prompt.text, prompt.token_ids, delta.prompt_logprobs or []) if begins else None
         logprobs = state.output(delta.logprobs or [])
         return text, logprobs if echoed is None else joined(echoed, logprobs)
 

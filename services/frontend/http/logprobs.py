@@ -86,27 +86,30 @@ class CompletionLogprobs:
         self._characters = 0  # begun so far
         self._strip_left = tokenizer.strip_left if begins_text else 0
 
-    def prompt(self, token_ids: Sequence[int], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The echoed prompt's: its first token follows nothing, so it has no logprob."""
+    def prompt(self, text: str, token_ids: Sequence[int], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The prompt's, echoed as `text`: its first token follows nothing, so it has no logprob."""
         first = {
             "tokens": [self._form.name(token_ids[0])],
             "token_logprobs": [None],
             "top_logprobs": [None],
-            "text_offset": [self._offset(token_ids[0])],
+            "text_offset": [self._offset(token_ids[0], text)],
         }
-        return joined(first, self.output(tokens))
+        return joined(first, self.output(tokens, text))
 
-    def output(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def output(self, tokens: Sequence[TokenLogprobs], prompt: str = "") -> dict[str, Any]:
         return {
             "tokens": [self._form.name(token.token_id) for token in tokens],
             "token_logprobs": [_finite(token.logprob) for token in tokens],
             "top_logprobs": [self._form.top_by_name(token) for token in tokens],
-            "text_offset": [self._offset(token.token_id) for token in tokens],
+            "text_offset": [self._offset(token.token_id, prompt) for token in tokens],
         }
 
-    def _offset(self, token_id: int) -> int:
+    def _offset(self, token_id: int, prompt: str) -> int:
         """Where in the text the token begins, in characters; within a character, where that one begins."""
-        data = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
+        data = self._tokenizer.token_bytes(token_id)
+        # A prompt is echoed as it was sent: with the special tokens that the client wrote, without those added.
+        if token_id in self._hidden and not prompt.startswith(data.decode("utf-8", "replace"), self._characters):
+            data = b""
         while data and self._strip_left:
             if data.startswith(b" "):
                 data = data[1:]

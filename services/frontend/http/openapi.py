@@ -7,6 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.frontend.http.middleware.api_keys import OPEN_PATHS
 from services.frontend.http.schemas.chat import ChatCompletionRequest
 from services.frontend.http.schemas.completion import CompletionRequest
 from services.frontend.http.schemas.responses import ErrorResponse, schema_of
@@ -36,7 +37,11 @@ def documented(
     if streams:
         success["content"] = {
             "text/event-stream": {
-                "schema": {"type": "string"},
+                "itemSchema": {
+                    "type": "object",
+                    "properties": {"data": {"type": "string", "description": "A chunk as JSON; at the end [DONE]."}},
+                    "required": ["data"],
+                },
                 "example": 'data: {"id": …, "choices": […]}\n\ndata: [DONE]\n\n',
             }
         }
@@ -52,8 +57,8 @@ def documented(
     return arguments
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Have the app's document hold the schemas of the bodies too."""
+def install_openapi(app: FastAPI, *, with_api_keys: bool) -> None:
+    """Have the app's document hold the schemas of the bodies too, and say where an API key is needed."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -62,7 +67,17 @@ def install_openapi(app: FastAPI) -> None:
                 [(model, "validation") for model in _REQUESTS], ref_template="#/components/schemas/{model}"
             )
             schema["components"]["schemas"].update(definitions["$defs"])
+            if with_api_keys:
+                _demand_api_keys(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = document
+
+
+def _demand_api_keys(schema: dict[str, Any]) -> None:
+    schema["components"]["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in schema["paths"].items():
+        if path not in OPEN_PATHS:
+            for operation in operations.values():
+                operation["security"] = [{"api_key": []}]

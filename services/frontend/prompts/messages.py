@@ -28,9 +28,25 @@ _CONTENT_SCHEMA = {
         {
             "type": "array",
             "items": {
-                "type": "object",
-                "properties": {"type": {"type": "string", "enum": ["text"]}, "text": {"type": "string"}},
-                "required": ["type", "text"],
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "object",
+                        "properties": {
+                            "type": {"type": "string", "enum": ["text", "input_text", "output_text"]},
+                            "text": {"type": "string"},
+                        },
+                        "required": ["type", "text"],
+                    },
+                    {
+                        "type": "object",
+                        "properties": {
+                            "type": {"type": "string", "const": "refusal"},
+                            "refusal": {"type": "string"},
+                        },
+                        "required": ["type", "refusal"],
+                    },
+                ]
             },
         },
         {"type": "null"},

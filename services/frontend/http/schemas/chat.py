@@ -39,10 +39,14 @@ class ChatCompletionRequest(GenerationFields):
     include_reasoning: Flag | None = Field(True, description="False leaves the thinking out of the answer.")
     reasoning_effort: str | None = Field(None, description="Reaches the chat template as a variable.")
 
-    tool_choice: Any = Field(None, description="none or auto.")
+    tool_choice: Any = Field(None, description="none or auto.", json_schema_extra={"enum": ["none", "auto", None]})
     tools: list[Any] | None = Field(None, description="Not supported yet, unless tool_choice is none.")
     parallel_tool_calls: Any = Field(None, description="Accepted; changes nothing.")
-    modalities: list[str] | None = Field(None, description='Only ["text"].')
+    modalities: list[str] | None = Field(
+        None,
+        description='Only ["text"].',
+        json_schema_extra={"anyOf": [{"const": ["text"]}, {"type": "null"}]},
+    )
     prediction: Any = Field(None, description="Accepted; changes nothing.")
     verbosity: Any = Field(None, description="Accepted; changes nothing.")
 

@@ -17,8 +17,12 @@ class CompletionRequest(GenerationFields):
     )
     echo: Flag | None = Field(False, description="Begin the text with the prompt.")
     add_special_tokens: Flag = Field(True, description="What the tokenizer puts around texts, such as bos.")
-    best_of: WholeNumber | None = Field(None, description="Only 1.")
-    suffix: str | None = Field(None, description="Not supported.")
+    best_of: WholeNumber | None = Field(
+        None, description="Only 1.", json_schema_extra={"anyOf": [{"const": 1}, {"type": "null"}]}
+    )
+    suffix: str | None = Field(
+        None, description="Not supported.", json_schema_extra={"anyOf": [{"const": ""}, {"type": "null"}]}
+    )
 
     @field_validator("best_of")
     @classmethod

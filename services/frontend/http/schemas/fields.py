@@ -2,7 +2,18 @@
 
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    PrivateAttr,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 
 class RequestBody(BaseModel):
@@ -22,6 +33,21 @@ class RequestBody(BaseModel):
         self._num_bytes = num_bytes
         return self
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
+            _name_bounds(field)
+        return schema
+
+
+def _name_bounds(schema: JsonSchemaValue) -> None:
+    # Where a validator runs before its bounds, pydantic gives them names that JSON Schema does not know.
+    for branch in schema.get("anyOf", (schema,)):
+        for name, keyword in (("ge", "minimum"), ("le", "maximum"), ("lt", "exclusiveMaximum")):
+            if name in branch:
+                branch[keyword] = branch.pop(name)
+
 
 def _whole(value: Any) -> Any:
     # Some languages write every number with a point.
@@ -29,7 +55,8 @@ def _whole(value: Any) -> Any:
 
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-WholeNumber = Annotated[int, BeforeValidator(_whole), Field(strict=True)]
+# Python would compute with more digits, but not always write them out again.
+WholeNumber = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**63), lt=2**63)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

@@ -31,7 +31,7 @@ class ResponseFormat(BaseModel):
     """Only text so far."""
 
     model_config = ConfigDict(extra="allow")
-    type: str
+    type: str = Field(json_schema_extra={"const": "text"})
 
 
 class GenerationFields(RequestBody):
@@ -53,11 +53,9 @@ class GenerationFields(RequestBody):
     stream_options: StreamOptions | None = None
     n: WholeNumber | None = Field(1, ge=1, description="Choices for each prompt.")
     stop: StopStrings | None = Field(None, description="The text ends before the first of these.")
-    seed: WholeNumber | None = Field(
-        None, ge=-(2**63), lt=2**63, description="The same seed and request give the same tokens; -1 draws one."
-    )
+    seed: WholeNumber | None = Field(None, description="The same seed and request give the same tokens; -1 draws one.")
 
-    temperature: Number | None = Field(None, ge=0, description="By default the model's own, or 1; 0 is greedy.")
+    temperature: Number | None = Field(None, ge=0, le=100, description="By default the model's own, or 1; 0 is greedy.")
     top_p: Number | None = Field(None, gt=0, le=1, description="By default the model's own, or 1.")
     top_k: WholeNumber | None = Field(None, ge=-1, description="-1 and 0 are off. By default the model's own, or off.")
     min_p: Number | None = Field(None, ge=0, le=1, description="By default the model's own, or 0.")

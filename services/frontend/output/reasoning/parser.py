@@ -105,9 +105,15 @@ class ReasoningParser:
             if end > settled and not last:
                 return
             self._undecided.popleft()
-            begun = self._begin is not None and (end > self._begin or start >= self._begin)
-            if begun and (self._end is None or start < self._end):
-                self.reasoning_tokens += 1
+            self.reasoning_tokens += self._is_reasoning(start, end)
+
+    def _is_reasoning(self, start: int, end: int) -> bool:
+        if self._begin is None:
+            return False
+        closed = end + 1 if self._end is None else self._end
+        if start == end:
+            return self._begin <= start < closed
+        return max(start, self._begin) < min(end, closed)
 
     def _look_for_opening(self, text: str) -> tuple[str, str]:
         body = text.lstrip()

@@ -88,6 +88,15 @@ def test_scoring_a_prompt(call, pool: EchoPool):
     assert one_more["logprobs"]["text_offset"] == [0, 1, 1, 2, 3]
 
 
+def test_offsets_in_a_prompt_that_names_special_tokens(call, pool: EchoPool):
+    """They are in the text as it was sent, though not in that which is made of token ids."""
+    prompt = f"a{EOS}b"
+    choice = call.complete(prompt, echo=True, logprobs=0, max_tokens=0).json()["choices"][0]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == (prompt, [0, 1, 1 + len(EOS)])
+    choice = call.complete(ids(prompt, pool), echo=True, logprobs=0, max_tokens=0).json()["choices"][0]
+    assert (choice["text"], choice["logprobs"]["text_offset"]) == ("ab", [0, 1, 1])
+
+
 def test_echo_of_one_token_and_no_more(call, pool: EchoPool):
     choice = call.complete([ids("h", pool)[0]], echo=True, logprobs=0, max_tokens=0).json()["choices"][0]
     assert choice["logprobs"]["token_logprobs"] == [None]

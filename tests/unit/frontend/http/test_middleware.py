@@ -27,6 +27,18 @@ def test_every_key_opens(keyed, key, scheme):
     assert keyed.chat().status_code == 401
 
 
+def test_the_document_says_where_a_key_is_needed(keyed: Call, call: Call):
+    document = keyed.get("/openapi.json").json()
+    assert document["components"]["securitySchemes"] == {"api_key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            refused = keyed(method.upper(), path).status_code == 401
+            assert refused == ("security" in operation), path
+    document = call.get("/openapi.json").json()
+    assert "securitySchemes" not in document["components"]
+    assert not any("security" in operation for item in document["paths"].values() for operation in item.values())
+
+
 @pytest.mark.parametrize(
     "header",
     [

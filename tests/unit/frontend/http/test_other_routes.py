@@ -85,6 +85,15 @@ def test_the_openapi_document_is_whole(call):
     assert call.get("/docs").status_code == 200
 
 
+def test_the_openapi_document_bounds_numbers(call):
+    fields = call.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert fields["top_k"]["anyOf"][0] == {"type": "integer", "minimum": -1, "exclusiveMaximum": 2**63}
+    assert fields["n"]["anyOf"][0]["minimum"] == 1
+    assert (fields["logprobs"]["anyOf"][0]["minimum"], fields["logprobs"]["anyOf"][0]["maximum"]) == (0, 20)
+    for field in fields.values():
+        assert not {"ge", "le", "gt", "lt"} & {name for branch in field.get("anyOf", [field]) for name in branch}
+
+
 def _references(node) -> list[str]:
     if isinstance(node, dict):
         found = [node["$ref"]] if isinstance(node.get("$ref"), str) else []

@@ -44,6 +44,7 @@ BOTH = [
     ({"max_tokens": 0}, None),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 10**40}, "max_tokens"),
+    ({"max_tokens": 10**4300 - 1}, "max_tokens"),  # one more digit, and Python would not write it out
     ({"max_tokens": 5, "min_tokens": 6}, "min_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"stop_token_ids": [257]}, "stop_token_ids"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.frontend.tokenizer import Tokenizer
-from tests.unit.frontend.output import tokenizers_at_hand
+from tests import tokenizers_at_hand
 
 
 @pytest.fixture(scope="session", params=["smollm2", "deepseek", "sentencepiece"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.frontend.output.detokenizer import WindowDetokenizer
 from services.frontend.tokenizer import Tokenizer
-from tests.unit.frontend.output import tokenizers_at_hand
+from tests import tokenizers_at_hand
 from tests.unit.frontend.output.strategies import cut, texts
 
 

@@ -94,6 +94,15 @@ def test_both_tags_in_one_piece() -> None:
     assert ReasoningParser("<think>", "</think>").push("<think>a</think>b") == ("a", "b")
 
 
+def test_a_token_that_ends_one_tag_and_begins_the_other_is_no_reasoning() -> None:
+    parser = ReasoningParser("[A]", "[/A]")
+    for start, token in ((0, "[A"), (2, "]["), (4, "/A]")):
+        parser.push(token)
+        parser.add_token(start, start + len(token))
+    parser.finish()
+    assert parser.reasoning_tokens == 0
+
+
 @pytest.mark.parametrize("tags", [("", "x"), ("x", ""), (" x", "y")])
 def test_tags_that_cannot_work_are_refused(tags: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="tag"):

