@@ -8,12 +8,16 @@ import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 logger = logging.getLogger(__name__)
 
 SOCKET_TIMEOUT = 10.0
+
+# Each connection is a thread of the engine's process, and probes and scrapers have a few. One more is closed at once.
+MAX_CONNECTIONS = 32
 
 # Why it is not alive, or not ready; None where it is.
 Verdict = Callable[[], str | None]
@@ -36,7 +40,7 @@ class Probes:
                 "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
             }
 
-        class Server(ThreadingHTTPServer):
+        class Server(_BoundedServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         try:
@@ -46,7 +50,6 @@ class Probes:
                 f"The probes' port {port} on {host} cannot be bound: {error}. "
                 "Choose others with --probe-host and --probe-port (0 takes a free port)."
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes", daemon=True)
 
@@ -61,6 +64,36 @@ class Probes:
 
 def _answer_health(trouble: str | None) -> tuple[int, str, bytes]:
     return (200, "text/plain", b"ok\n") if trouble is None else (503, "text/plain", f"{trouble}\n".encode())
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._is_full = False
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            self._is_full = False
+            super().process_request(request, client_address)
+            return
+        if not self._is_full:
+            self._is_full = True
+            logger.warning("probes: there are already %d connections; further ones are refused", MAX_CONNECTIONS)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A client that hangs up, mostly. The base class prints a traceback for each.
+        logger.debug("probes: a connection failed", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -72,11 +72,15 @@ class CompletionAnswer:
             self.usage.add(index, delta)
         return {
             **self.head.as_json(),
-            "choices": [self._choice(index, deltas[index]) for index in range(self.num_choices)],
+            "choices": [
+                self._choice(index, deltas[index], deltas[index - index % self.choices_per_prompt])
+                for index in range(self.num_choices)
+            ],
             "usage": self.usage.as_json(),
         }
 
-    def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
+    def _choice(self, index: int, delta: Delta, first: Delta) -> dict[str, Any]:
+        """`first` is the first choice's of the same prompt: it was scored with that one."""
         text, logprobs = self.text_and_logprobs(index, delta)
         choice: dict[str, Any] = {
             "index": index,
@@ -85,8 +89,8 @@ class CompletionAnswer:
             "finish_reason": None if delta.finish_reason is None else FINISH_REASONS.get(delta.finish_reason),
             "stop_reason": delta.stop_reason,
         }
-        if self.wants_prompt_logprobs and delta.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = self.prompt_logprobs.prompt(delta.prompt_logprobs)
+        if self.wants_prompt_logprobs and first.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self.prompt_logprobs.prompt(first.prompt_logprobs)
         if self.wants_token_ids:
             choice["prompt_token_ids"] = self.prompt_of(index).token_ids
             choice["token_ids"] = delta.token_ids

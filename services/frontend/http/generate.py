@@ -37,8 +37,12 @@ def make_choices(
     collector = Collector(num_choices) if request.stream else WholeCollector(num_choices)
     options = output_options(request)
     generations: list[Generation] = []
+    # A prompt has the same logprobs for each of its choices. Where they are echoed, each writes them on its own.
+    scored_once = not request.echo or isinstance(request, ChatCompletionRequest)
     for token_ids, sampling in prompts:
         for choice in range(n):
+            if choice and scored_once:
+                sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
             parser = new_reasoning_parser(token_ids) if new_reasoning_parser else None
             sink = OutputProcessor(
                 model.tokenizer, options, collector, len(generations), parser, prompt_token_ids=token_ids

@@ -1,7 +1,7 @@
 """/v1/completions: prompts in every form, echo, scoring, logprobs in the completions format."""
 
 import pytest
-from echo_app import EOS, EchoPool, events
+from echo_app import EOS, Call, EchoPool, events
 
 from services.frontend.http.schemas.responses import Completion
 
@@ -174,3 +174,12 @@ def test_prompts_around_the_limit(call, length):
         assert str(length) in error["message"]
     scored = call.complete("a" * length, max_tokens=0, echo=True)
     assert scored.status_code == (200 if length <= 512 else 400)
+
+
+def test_prompt_logprobs_are_made_once_for_a_prompts_choices(call: Call, pool: EchoPool):
+    choices = call.complete(["abc", "de"], n=2, prompt_logprobs=1).json()["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in choices] == [3, 3, 2, 2]
+    assert choices[0]["prompt_logprobs"] == choices[1]["prompt_logprobs"]
+    assert [generation.sampling.prompt_logprobs for generation in pool.submitted] == [1, None, 1, None]
+    echoed = call.complete("abc", n=2, echo=True, logprobs=0, max_tokens=1).json()["choices"]
+    assert [choice["logprobs"]["tokens"] for choice in echoed] == [["a", "b", "c", "a"]] * 2
