@@ -27,7 +27,7 @@ class Stopwatch:
     """Replaces methods by ones that add their time to a column."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(COLUMNS, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(COLUMNS, 0.0)
 
     def watch(self, owner: Any, method: str, column: str) -> None:
         run: Callable[..., Any] = getattr(owner, method)
