@@ -45,7 +45,19 @@ class FrontendSettings(ModelSettings, ServiceSettings):
         description="host:port of the engines' links; one name with discovery dns.",
     )
     dns_interval: float = Field(2.0, gt=0, description="Seconds between two look-ups with discovery dns.")
-    routing: Literal["round_robin", "least_loaded"] = Field("least_loaded", description="How an engine is chosen.")
+    routing: Literal["prefix_aware", "least_loaded", "round_robin"] = Field(
+        "prefix_aware",
+        description="How an engine is chosen. prefix_aware: by what its cache holds of the prompt, and its load.",
+    )
+    routing_prefix_weight: float = Field(
+        2.0, ge=0, description="With prefix_aware: what a prompt token costs that the engine does not hold."
+    )
+    routing_load_weight: float = Field(
+        1.0, ge=0, description="With prefix_aware: what a token of the work costs that the engine has ahead of it."
+    )
+    routing_memory_weight: float = Field(
+        1.0, ge=0, description="With prefix_aware: what a prompt token costs that the engine's free blocks cannot take."
+    )
     models: list[ServedModel] = Field(
         default_factory=list, description="Several models, as a JSON list, instead of --model."
     )
