@@ -1,7 +1,9 @@
 """One frontend process: loads its models' tokenizers, connects to their engines, serves HTTP."""
 
+import contextlib
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -28,6 +30,7 @@ def run(settings: FrontendSettings) -> int:
     # Their chatter at `info` is about themselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    raise_open_files_limit()
     threads = min(_MAX_PROMPT_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:
         try:
@@ -37,6 +40,13 @@ def run(settings: FrontendSettings) -> int:
             # Some libraries' messages have paragraphs.
             print(f"tandem frontend: {' '.join(str(error).split())}", file=sys.stderr)
             return 1
+
+
+def raise_open_files_limit() -> None:
+    """Take as many descriptors as the system gives: each engine needs four, each client one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it names
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def served_models(settings: FrontendSettings) -> list[ServedModel]:
