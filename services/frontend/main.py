@@ -15,7 +15,7 @@ from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.server import CannotListen, serve
 from services.frontend.output.reasoning import REASONING_PARSERS
 from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
-from services.frontend.settings import EnginePoolSettings, FrontendSettings, ServedModel
+from services.frontend.settings import FrontendSettings, ServedModel
 from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
 from shared.protocol import Welcome
 
@@ -66,6 +66,9 @@ def served_models(settings: FrontendSettings) -> list[ServedModel]:
             chat_template=settings.chat_template,
             discovery=settings.discovery,
             engine_addresses=settings.engine_addresses,
+            engine_service=settings.engine_service,
+            engine_namespace=settings.engine_namespace,
+            engine_port_name=settings.engine_port_name,
         )
     ]
 
@@ -79,13 +82,12 @@ def load_model(served: ServedModel, settings: FrontendSettings, executor: Execut
     template = None if served.chat_template is None else read_template_file(served.chat_template)
     tokenizer = Tokenizer.load(served.model, revision=served.revision, trust_remote_code=settings.trust_remote_code)
     names = served.served_model_name or [served.model]
-    pool_settings = EnginePoolSettings(discovery=served.discovery, engine_addresses=served.engine_addresses)
     return LoadedModel(
         names=names,
         root=served.model,
         tokenizer=tokenizer,
         template=ChatTemplate(tokenizer.hf, template),
-        engines=EnginePool(names[0], settings, pool_settings, agrees_with(tokenizer)),
+        engines=EnginePool(names[0], settings, served, agrees_with(tokenizer)),
         executor=executor,
         reasoning_parser=served.reasoning_parser,
         reasoning_tags=settings.reasoning_tags,

@@ -7,18 +7,23 @@ from pydantic import BaseModel, Field
 
 from shared.settings import CommaSeparated, ModelSettings, ServiceSettings
 
+_DISCOVERY = (
+    "static: engine_addresses as they are; dns: every address of one name, asked again and again; "
+    "kubernetes: the endpoints of engine_service, watched."
+)
+
 
 class EnginePoolSettings(BaseModel):
     """Where one model's engines are."""
 
-    discovery: Literal["static", "dns"] = Field(
-        "static",
-        description="static: engine_addresses as they are; dns: every address of one name, asked again and again.",
-    )
+    discovery: Literal["static", "dns", "kubernetes"] = Field("static", description=_DISCOVERY)
     engine_addresses: list[str] = Field(
         default_factory=lambda: ["127.0.0.1:5555"],
         description="host:port of the engines' links; one name with discovery dns.",
     )
+    engine_service: str = Field("", description="With discovery kubernetes: the name of the engines' Service.")
+    engine_namespace: str = Field("", description="With discovery kubernetes: its namespace; this pod's by default.")
+    engine_port_name: str = Field("link", description="With discovery kubernetes: the name of the Service's port.")
 
 
 class ServedModel(EnginePoolSettings):
@@ -36,14 +41,14 @@ class FrontendSettings(ModelSettings, ServiceSettings):
 
     host: str = Field("127.0.0.1", description="Address that HTTP binds.")
     port: int = Field(8000, ge=0, le=65535, description="Port that HTTP binds; 0 takes a free one.")
-    discovery: Literal["static", "dns"] = Field(
-        "static",
-        description="static: engine_addresses as they are; dns: every address of one name, asked again and again.",
-    )
+    discovery: Literal["static", "dns", "kubernetes"] = Field("static", description=_DISCOVERY)
     engine_addresses: CommaSeparated[list[str]] = Field(
         default_factory=lambda: ["127.0.0.1:5555"],
         description="host:port of the engines' links; one name with discovery dns.",
     )
+    engine_service: str = Field("", description="With discovery kubernetes: the name of the engines' Service.")
+    engine_namespace: str = Field("", description="With discovery kubernetes: its namespace; this pod's by default.")
+    engine_port_name: str = Field("link", description="With discovery kubernetes: the name of the Service's port.")
     dns_interval: float = Field(2.0, gt=0, description="Seconds between two look-ups with discovery dns.")
     routing: Literal["prefix_aware", "least_loaded", "round_robin"] = Field(
         "prefix_aware",

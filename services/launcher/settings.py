@@ -12,6 +12,16 @@ from services.frontend.settings import FrontendSettings, ServedModel
 from shared.settings import CommaSeparated
 
 _PREFIX = "TANDEM_"
+DECIDED_BY_LAUNCHER = (
+    "discovery",
+    "engine_addresses",
+    "engine_service",
+    "engine_namespace",
+    "engine_port_name",
+    "models",
+    "link_host",
+    "listen_fd",
+)
 
 
 class ServeSettings(FrontendSettings, EngineSettings):
@@ -23,13 +33,16 @@ class ServeSettings(FrontendSettings, EngineSettings):
     # The launcher decides these.
     discovery: CliSuppress[str] = "static"  # pyright: ignore[reportIncompatibleVariableOverride]
     engine_addresses: CliSuppress[CommaSeparated[list[str]]] = Field(default_factory=list)
+    engine_service: CliSuppress[str] = ""
+    engine_namespace: CliSuppress[str] = ""
+    engine_port_name: CliSuppress[str] = "link"
     models: CliSuppress[list[ServedModel]] = Field(default_factory=list)
     link_host: CliSuppress[str] = "127.0.0.1"
     listen_fd: CliSuppress[int | None] = None
 
     @model_validator(mode="after")
     def _refuse_what_the_launcher_decides(self) -> Self:
-        for name in ("discovery", "engine_addresses", "models", "link_host", "listen_fd"):
+        for name in DECIDED_BY_LAUNCHER:
             if name in self.model_fields_set:
                 flag = f"--{name.replace('_', '-')} (or {_PREFIX}{name.upper()})"
                 raise ValueError(f"{flag} is not for tandem serve, which decides it; use tandem frontend and engine")
