@@ -92,6 +92,14 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     max_n: int = Field(64, ge=1, description="Choices of one request at most.")
     max_stop: int = Field(16, ge=1, description="Stop strings of one request at most.")
     max_concurrent_requests: int = Field(4096, ge=1, description="Requests in flight in this process; beyond it 429.")
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="Requests of one API key that this process answers at once; beyond it 429."
+    )
+    request_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds until a request is given up (504); one that names a shorter timeout has its own.",
+    )
     max_failovers: int = Field(2, ge=0, description="Engines that may die under one request before it is given up.")
     heartbeat_interval: float = Field(1.0, gt=0, description="Seconds between heartbeats on an idle link.")
     heartbeat_timeout: float = Field(
