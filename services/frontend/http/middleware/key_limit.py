@@ -26,7 +26,7 @@ class KeyLimit:
         if self._running[key] >= self._max_requests:
             error = ApiError(
                 429,
-                f"this API key already has {self._max_requests} requests being answered here; try again when one is done",
+                f"this API key already has {self._max_requests} requests being answered; try again when one is done",
                 code="too_many_requests_of_key",
                 retry_after=_RETRY_AFTER,
             )
