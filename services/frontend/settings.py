@@ -41,6 +41,9 @@ class FrontendSettings(ModelSettings, ServiceSettings):
 
     host: str = Field("127.0.0.1", description="Address that HTTP binds.")
     port: int = Field(8000, ge=0, le=65535, description="Port that HTTP binds; 0 takes a free one.")
+    workers: int = Field(
+        1, ge=1, le=64, description="Processes that share the port, each with links of its own to the engines."
+    )
     discovery: Literal["static", "dns", "kubernetes"] = Field("static", description=_DISCOVERY)
     engine_addresses: CommaSeparated[list[str]] = Field(
         default_factory=lambda: ["127.0.0.1:5555"],

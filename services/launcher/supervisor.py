@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,8 @@ MAX_BACKOFF = 30.0  # seconds
 
 @dataclass(slots=True)
 class Child:
-    """One process. `ready_file` is what it writes once it serves; `grace` is in seconds, from SIGTERM to SIGKILL."""
+    """One process. `ready_file` is what it writes once it serves; `grace` is in seconds, from SIGTERM to SIGKILL.
+    `on_end` is called with the id of each process that has ended."""
 
     name: str
     command: list[str]
@@ -35,6 +37,7 @@ class Child:
     pass_fds: tuple[int, ...] = ()
     process: asyncio.subprocess.Process | None = None
     restarts: deque[float] = field(default_factory=deque)
+    on_end: Callable[[int], None] = lambda pid: None
 
     @property
     def running(self) -> bool:
@@ -112,6 +115,7 @@ class Supervisor:
             if self._stopping:
                 return
             child.signal(signal.SIGKILL)
+            child.on_end(child.process.pid)
             ended = f"{child.name} {describe_exit(status)}"
             if not self._everything_was_ready:
                 self._fail(f"{ended} before it was ready; its own message is above")

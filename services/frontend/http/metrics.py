@@ -1,9 +1,16 @@
-"""The frontend's own numbers, in Prometheus' text format."""
+"""The frontend's own numbers, in Prometheus' text format.
+
+Of several processes behind one port (`--workers`), each answers with the sum of all: the launcher names the folder that
+they share in PROMETHEUS_MULTIPROC_DIR. A gauge therefore needs a `multiprocess_mode`.
+"""
+
+import os
 
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.pool_metrics import PoolMetrics
@@ -16,6 +23,7 @@ class Metrics:
 
     def __init__(self, models: Sequence[LoadedModel]) -> None:
         self._registry = CollectorRegistry()
+        self._is_one_of_several = "PROMETHEUS_MULTIPROC_DIR" in os.environ
         ProcessCollector(registry=self._registry)
         self._registry.register(PoolMetrics(models))
         self.requests = Counter(
@@ -25,14 +33,24 @@ class Metrics:
             registry=self._registry,
         )
         self.requests_in_flight = Gauge(
-            "tandem_frontend_requests_in_flight", "HTTP requests being answered.", registry=self._registry
+            "tandem_frontend_requests_in_flight",
+            "HTTP requests being answered.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
         )
         self.streams_in_flight = Gauge(
-            "tandem_frontend_streams_in_flight", "Streamed answers being written.", registry=self._registry
+            "tandem_frontend_streams_in_flight",
+            "Streamed answers being written.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
         )
         self.streams_abandoned = Counter(
             "tandem_frontend_streams_abandoned", "Streams whose client left.", registry=self._registry
         )
 
     def exposition(self) -> bytes:
-        return generate_latest(self._registry)
+        if not self._is_one_of_several:
+            return generate_latest(self._registry)
+        everybody = CollectorRegistry()
+        MultiProcessCollector(everybody)
+        return generate_latest(everybody)
