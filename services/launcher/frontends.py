@@ -10,6 +10,7 @@ from pathlib import Path
 
 from services.launcher.supervisor import Child
 
+HANG_TIMEOUT = 60.0  # seconds
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -40,6 +41,7 @@ def frontend_children(
                 grace,
                 pass_fds=(listen_fd,),
                 on_end=lambda pid: forget_gauges(metrics, pid),
+                hang_timeout=HANG_TIMEOUT,
             )
         )
     return children
