@@ -76,6 +76,7 @@ def until(condition: Callable[[], bool], explain: Callable[[], str] = lambda: ""
 
 
 ANSWERED = 'tandem_frontend_requests_total{route="/v1/completions",status="200"}'
+GENERATIONS = f'tandem_frontend_generations_in_flight{{model="{MODEL}"}}'
 RUNNING = "tandem_frontend_requests_in_flight"
 
 
@@ -89,6 +90,8 @@ def test_requests_are_shared_metrics_add_up_and_a_worker_that_dies_is_replaced(w
         # Both have long streams when one of them is killed: its own are lost, and counted no more.
         running = [threads.submit(workers.complete, 1000) for _ in range(12)]
         until(lambda: workers.metric(RUNNING) == 13)
+        until(lambda: workers.metric(GENERATIONS) == 12)
+        assert workers.metric(f'tandem_frontend_engines_ready{{model="{MODEL}"}}') == 1
         killed = before.pop()
         os.kill(killed, signal.SIGKILL)
         until(lambda: len(workers.pids() - {killed}) == 2)

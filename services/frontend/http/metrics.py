@@ -5,7 +5,6 @@ they share in PROMETHEUS_MULTIPROC_DIR. A gauge therefore needs a `multiprocess_
 """
 
 import os
-
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
@@ -13,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from services.frontend.http.loaded_model import LoadedModel
-from services.frontend.http.pool_metrics import PoolMetrics
+from services.frontend.http.pool_metrics import PoolMetrics, SharedPoolMetrics
 
 
 class Metrics:
@@ -23,9 +22,12 @@ class Metrics:
 
     def __init__(self, models: Sequence[LoadedModel]) -> None:
         self._registry = CollectorRegistry()
-        self._is_one_of_several = "PROMETHEUS_MULTIPROC_DIR" in os.environ
-        ProcessCollector(registry=self._registry)
-        self._registry.register(PoolMetrics(models))
+        self._shared: SharedPoolMetrics | None = None
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            self._shared = SharedPoolMetrics(models, self._registry)
+        else:
+            ProcessCollector(registry=self._registry)
+            self._registry.register(PoolMetrics(models))
         self.requests = Counter(
             "tandem_frontend_requests",
             "HTTP requests by route and status; 499 where the client left before its answer.",
@@ -48,9 +50,15 @@ class Metrics:
             "tandem_frontend_streams_abandoned", "Streams whose client left.", registry=self._registry
         )
 
+    def publish(self) -> None:
+        """Let the other processes behind this port, if there are any, see this one's engine pools."""
+        if self._shared is not None:
+            self._shared.publish()
+
     def exposition(self) -> bytes:
-        if not self._is_one_of_several:
+        if self._shared is None:
             return generate_latest(self._registry)
+        self.publish()
         everybody = CollectorRegistry()
         MultiProcessCollector(everybody)
         return generate_latest(everybody)

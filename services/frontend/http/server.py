@@ -149,6 +149,7 @@ class Server(uvicorn.Server):
         """Touch the ready file, from the event loop: a launcher sees from outside that it turns."""
         with contextlib.suppress(OSError):
             os.utime(ready_file)
+        self._state.metrics.publish()
         if self._loop is not None:
             self._loop.call_later(_SIGN_OF_LIFE_SECONDS, self._give_sign_of_life, ready_file)
 
