@@ -1,5 +1,5 @@
 # make serve   serve a model on this machine      make test   every test        make lint   every check of the code
-# make bench   measure the speed     make docs   write docs/configuration.md anew     make format  lay out the code
+# make bench   measure the speed     make docs   write the generated tables anew     make format  lay out the code
 # make clean   remove what was built, the environment included
 # make chaos   engines killed, frozen, drained and cut off a hundred times under load (DISTURBANCES=100)
 # make eval-test   lm-eval itself against the server
@@ -54,6 +54,7 @@ format: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.generate_configuration
+	$(BIN)/python -m docs.generate_scaling
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m loadtest.bench_serve $(ARGS)

@@ -65,6 +65,10 @@ def _frontend(arguments: list[str]) -> int:
     settings = read_settings(FrontendSettings, "tandem frontend", arguments)
     if not settings.model and not settings.models:
         _refuse("tandem frontend", ["--model (or TANDEM_MODEL) is needed: a local folder, or a name on the hub"])
+    if settings.workers > 1:
+        from services.launcher.workers import run as run_workers
+
+        return run_workers(settings)
     from services.frontend.main import run
 
     return run(settings)

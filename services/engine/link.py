@@ -45,7 +45,8 @@ logger = logging.getLogger(__name__)
 OLDEST_PROTOCOL_VERSION = max(1, PROTOCOL_VERSION - 1)
 MAX_OUTBOX_STEPS = 10_000
 MESSAGES_PER_PASS = 256
-MAX_HASHES_PER_HEARTBEAT = min(100_000, MAX_BLOCK_HASHES_PER_MESSAGE)
+# A frontend takes in some 10,000 hashes a millisecond, on its event loop.
+MAX_HASHES_PER_MESSAGE = min(25_000, MAX_BLOCK_HASHES_PER_MESSAGE)
 RETRY_SECONDS = 0.01
 CLOSE_LINGER_SECONDS = 1.0
 
@@ -254,7 +255,7 @@ class Link:
             outputs = step.outputs.get(peer.identity)
             if outputs is None:
                 continue
-            stored, evicted = peer.block_events.take(MAX_HASHES_PER_HEARTBEAT) if peer.block_events else ([], [])
+            stored, evicted = peer.block_events.take(MAX_HASHES_PER_MESSAGE) if peer.block_events else ([], [])
             messages, too_large = encode_outputs(Outputs(outputs, step.load, stored, evicted))
             if too_large:
                 self._inbox.put((peer.identity, Abort(too_large)), 0)
@@ -301,7 +302,7 @@ class Link:
             if listening and now - peer.last_heard > self._timeout:
                 self._lose(peer, f"nothing was heard of it for {self._timeout:g} s")
             elif alive and now - peer.last_told >= self._interval:
-                stored, evicted = peer.block_events.take(MAX_HASHES_PER_HEARTBEAT)
+                stored, evicted = peer.block_events.take(MAX_HASHES_PER_MESSAGE)
                 peer.last_told = now
                 self._send(peer, Heartbeat(self._load, stored, evicted))
 

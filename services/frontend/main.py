@@ -1,7 +1,9 @@
 """One frontend process: loads its models' tokenizers, connects to their engines, serves HTTP."""
 
+import contextlib
 import logging
 import os
+import resource
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -13,7 +15,7 @@ from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.server import CannotListen, serve
 from services.frontend.output.reasoning import REASONING_PARSERS
 from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
-from services.frontend.settings import EnginePoolSettings, FrontendSettings, ServedModel
+from services.frontend.settings import FrontendSettings, ServedModel
 from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
 from shared.protocol import Welcome
 
@@ -28,6 +30,7 @@ def run(settings: FrontendSettings) -> int:
     # Their chatter at `info` is about themselves.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    raise_open_files_limit()
     threads = min(_MAX_PROMPT_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:
         try:
@@ -37,6 +40,13 @@ def run(settings: FrontendSettings) -> int:
             # Some libraries' messages have paragraphs.
             print(f"tandem frontend: {' '.join(str(error).split())}", file=sys.stderr)
             return 1
+
+
+def raise_open_files_limit() -> None:
+    """Take as many descriptors as the system gives: each engine needs four, each client one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it names
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def served_models(settings: FrontendSettings) -> list[ServedModel]:
@@ -56,6 +66,9 @@ def served_models(settings: FrontendSettings) -> list[ServedModel]:
             chat_template=settings.chat_template,
             discovery=settings.discovery,
             engine_addresses=settings.engine_addresses,
+            engine_service=settings.engine_service,
+            engine_namespace=settings.engine_namespace,
+            engine_port_name=settings.engine_port_name,
         )
     ]
 
@@ -69,13 +82,12 @@ def load_model(served: ServedModel, settings: FrontendSettings, executor: Execut
     template = None if served.chat_template is None else read_template_file(served.chat_template)
     tokenizer = Tokenizer.load(served.model, revision=served.revision, trust_remote_code=settings.trust_remote_code)
     names = served.served_model_name or [served.model]
-    pool_settings = EnginePoolSettings(discovery=served.discovery, engine_addresses=served.engine_addresses)
     return LoadedModel(
         names=names,
         root=served.model,
         tokenizer=tokenizer,
         template=ChatTemplate(tokenizer.hf, template),
-        engines=EnginePool(names[0], settings, pool_settings, agrees_with(tokenizer)),
+        engines=EnginePool(names[0], settings, served, agrees_with(tokenizer)),
         executor=executor,
         reasoning_parser=served.reasoning_parser,
         reasoning_tags=settings.reasoning_tags,

@@ -7,18 +7,23 @@ from pydantic import BaseModel, Field
 
 from shared.settings import CommaSeparated, ModelSettings, ServiceSettings
 
+_DISCOVERY = (
+    "static: engine_addresses as they are; dns: every address of one name, asked again and again; "
+    "kubernetes: the endpoints of engine_service, watched."
+)
+
 
 class EnginePoolSettings(BaseModel):
     """Where one model's engines are."""
 
-    discovery: Literal["static", "dns"] = Field(
-        "static",
-        description="static: engine_addresses as they are; dns: every address of one name, asked again and again.",
-    )
+    discovery: Literal["static", "dns", "kubernetes"] = Field("static", description=_DISCOVERY)
     engine_addresses: list[str] = Field(
         default_factory=lambda: ["127.0.0.1:5555"],
         description="host:port of the engines' links; one name with discovery dns.",
     )
+    engine_service: str = Field("", description="With discovery kubernetes: the name of the engines' Service.")
+    engine_namespace: str = Field("", description="With discovery kubernetes: its namespace; this pod's by default.")
+    engine_port_name: str = Field("link", description="With discovery kubernetes: the name of the Service's port.")
 
 
 class ServedModel(EnginePoolSettings):
@@ -36,16 +41,31 @@ class FrontendSettings(ModelSettings, ServiceSettings):
 
     host: str = Field("127.0.0.1", description="Address that HTTP binds.")
     port: int = Field(8000, ge=0, le=65535, description="Port that HTTP binds; 0 takes a free one.")
-    discovery: Literal["static", "dns"] = Field(
-        "static",
-        description="static: engine_addresses as they are; dns: every address of one name, asked again and again.",
+    workers: int = Field(
+        1, ge=1, le=64, description="Processes that share the port, each with links of its own to the engines."
     )
+    discovery: Literal["static", "dns", "kubernetes"] = Field("static", description=_DISCOVERY)
     engine_addresses: CommaSeparated[list[str]] = Field(
         default_factory=lambda: ["127.0.0.1:5555"],
         description="host:port of the engines' links; one name with discovery dns.",
     )
+    engine_service: str = Field("", description="With discovery kubernetes: the name of the engines' Service.")
+    engine_namespace: str = Field("", description="With discovery kubernetes: its namespace; this pod's by default.")
+    engine_port_name: str = Field("link", description="With discovery kubernetes: the name of the Service's port.")
     dns_interval: float = Field(2.0, gt=0, description="Seconds between two look-ups with discovery dns.")
-    routing: Literal["round_robin", "least_loaded"] = Field("least_loaded", description="How an engine is chosen.")
+    routing: Literal["prefix_aware", "least_loaded", "round_robin"] = Field(
+        "prefix_aware",
+        description="How an engine is chosen. prefix_aware: by what its cache holds of the prompt, and its load.",
+    )
+    routing_prefix_weight: float = Field(
+        2.0, ge=0, description="With prefix_aware: what a prompt token costs that the engine does not hold."
+    )
+    routing_load_weight: float = Field(
+        1.0, ge=0, description="With prefix_aware: what a token of the work costs that the engine has ahead of it."
+    )
+    routing_memory_weight: float = Field(
+        1.0, ge=0, description="With prefix_aware: what a prompt token costs that the engine's free blocks cannot take."
+    )
     models: list[ServedModel] = Field(
         default_factory=list, description="Several models, as a JSON list, instead of --model."
     )
@@ -75,6 +95,14 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     max_n: int = Field(64, ge=1, description="Choices of one request at most.")
     max_stop: int = Field(16, ge=1, description="Stop strings of one request at most.")
     max_concurrent_requests: int = Field(4096, ge=1, description="Requests in flight in this process; beyond it 429.")
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="Requests of one API key that this process answers at once; beyond it 429."
+    )
+    request_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds until a request is given up (504); one that names a shorter timeout has its own.",
+    )
     max_failovers: int = Field(2, ge=0, description="Engines that may die under one request before it is given up.")
     heartbeat_interval: float = Field(1.0, gt=0, description="Seconds between heartbeats on an idle link.")
     heartbeat_timeout: float = Field(

@@ -18,11 +18,13 @@ from typing import Any, NoReturn
 from services.engine.model.cpu_threads import usable_threads
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings
+from services.launcher.frontends import frontend_children
+from services.launcher.lifetime import run_until_stopped
 from services.launcher.settings import ServeSettings, child_environment
 from services.launcher.smollm2 import NAME as DEFAULT_MODEL
 from services.launcher.smollm2 import ModelFetchError, ensure_smollm2
 from services.launcher.sockets import PortTaken, ReservedPorts, answers_ready, listen, reachable_host
-from services.launcher.supervisor import Child, Supervisor, say
+from services.launcher.supervisor import Child, say
 
 _POLL_INTERVAL = 0.25  # seconds
 _PROGRESS_INTERVAL = 10.0  # seconds
@@ -102,60 +104,23 @@ def _threads_per_engine(settings: ServeSettings) -> int | None:
 
 def _frontends(settings: ServeSettings, engines: list[Child], listen_fd: int, scratch: Path) -> list[Child]:
     addresses = [f"{settings.link_host}:{engine.environment['TANDEM_LINK_PORT']}" for engine in engines]
-    frontends = []
-    for index in range(settings.frontends):
-        ready_file = scratch / f"frontend-{index}.json"
-        overrides = {"engine_addresses": addresses, "listen_fd": listen_fd, "ready_file": str(ready_file)}
-        environment = child_environment(settings, FrontendSettings, overrides)
-        grace = settings.drain_delay + _grace(settings, FrontendSettings)
-        frontends.append(
-            Child(f"frontend {index}", _command("frontend"), environment, ready_file, grace, pass_fds=(listen_fd,))
-        )
-    return frontends
+    environment = child_environment(settings, FrontendSettings, {"engine_addresses": addresses})
+    grace = settings.drain_delay + _grace(settings, FrontendSettings)
+    return frontend_children(environment, settings.frontends, listen_fd, grace, scratch)
 
 
 async def _serve(
     settings: ServeSettings, engines: list[Child], frontends: list[Child], http_socket: socket.socket
 ) -> int:
     port: int = http_socket.getsockname()[1]
-    supervisor = Supervisor(stop_order=[frontends, engines])
-    stop_asked = asyncio.Event()
-    stops = 0
 
-    def on_signal() -> None:
-        nonlocal stops
-        stops += 1
-        stop_asked.set()
-        if stops > 1:
-            supervisor.kill()
+    async def until_ready() -> None:
+        await _wait_until_ready(settings, engines, frontends, port)
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, on_signal)
+    def announce() -> None:
+        _announce(settings, engines, frontends, port)
 
-    stopped = asyncio.create_task(stop_asked.wait(), name="stop asked")
-    ready = asyncio.create_task(_wait_until_ready(settings, engines, frontends, port), name="wait until ready")
-    try:
-        await supervisor.start()
-        await asyncio.wait({ready, stopped, supervisor.failure}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done() and not supervisor.failure.done():
-            ready.result()
-            supervisor.everything_is_ready()
-            _announce(settings, engines, frontends, port)
-            await asyncio.wait({stopped, supervisor.failure}, return_when=asyncio.FIRST_COMPLETED)
-        if not supervisor.failure.done():
-            say("stopping; running streams may finish (a second Ctrl-C ends them)")
-    finally:
-        for task in (ready, stopped):
-            task.cancel()
-        http_socket.close()  # else clients would wait for ever on a socket that no frontend accepts from
-        await supervisor.stop()
-        await asyncio.gather(ready, stopped, return_exceptions=True)
-    if supervisor.failure.done():
-        say(supervisor.failure.result())
-        return 1
-    say("stopped")
-    return 0
+    return await run_until_stopped([frontends, engines], until_ready, announce, http_socket)
 
 
 async def _wait_until_ready(settings: ServeSettings, engines: list[Child], frontends: list[Child], port: int) -> None:

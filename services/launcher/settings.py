@@ -1,6 +1,5 @@
 """The settings of `tandem serve`: those of both services, and how many of each to start."""
 
-import json
 import os
 from typing import Any, Self
 
@@ -9,9 +8,20 @@ from pydantic_settings import BaseSettings, CliSuppress
 
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings, ServedModel
+from services.launcher.environment import PREFIX, as_variables
 from shared.settings import CommaSeparated
 
-_PREFIX = "TANDEM_"
+DECIDED_BY_LAUNCHER = (
+    "discovery",
+    "engine_addresses",
+    "engine_service",
+    "engine_namespace",
+    "engine_port_name",
+    "models",
+    "link_host",
+    "listen_fd",
+    "workers",
+)
 
 
 class ServeSettings(FrontendSettings, EngineSettings):
@@ -23,15 +33,19 @@ class ServeSettings(FrontendSettings, EngineSettings):
     # The launcher decides these.
     discovery: CliSuppress[str] = "static"  # pyright: ignore[reportIncompatibleVariableOverride]
     engine_addresses: CliSuppress[CommaSeparated[list[str]]] = Field(default_factory=list)
+    engine_service: CliSuppress[str] = ""
+    engine_namespace: CliSuppress[str] = ""
+    engine_port_name: CliSuppress[str] = "link"
     models: CliSuppress[list[ServedModel]] = Field(default_factory=list)
     link_host: CliSuppress[str] = "127.0.0.1"
     listen_fd: CliSuppress[int | None] = None
+    workers: CliSuppress[int] = 1
 
     @model_validator(mode="after")
     def _refuse_what_the_launcher_decides(self) -> Self:
-        for name in ("discovery", "engine_addresses", "models", "link_host", "listen_fd"):
+        for name in DECIDED_BY_LAUNCHER:
             if name in self.model_fields_set:
-                flag = f"--{name.replace('_', '-')} (or {_PREFIX}{name.upper()})"
+                flag = f"--{name.replace('_', '-')} (or {PREFIX}{name.upper()})"
                 raise ValueError(f"{flag} is not for tandem serve, which decides it; use tandem frontend and engine")
         for name in ("link_port", "probe_port"):
             if getattr(self, name) and getattr(self, name) + self.engines - 1 > 65535:
@@ -42,15 +56,9 @@ class ServeSettings(FrontendSettings, EngineSettings):
 def child_environment(
     settings: ServeSettings, service: type[BaseSettings], overrides: dict[str, Any]
 ) -> dict[str, str]:
-    """The environment of one child: ours, with what was set for its service, and `overrides` above all.
-
-    Variables and not flags: a command line, with the API keys in it, could be read by every user.
-    """
+    """The environment of one child: ours, with what was set for its service, and `overrides` above all."""
     given = settings.model_fields_set & service.model_fields.keys()
     values = settings.model_dump(mode="json", include=given) | overrides
-    ours = {_PREFIX + name.upper() for name in ServeSettings.model_fields}
+    ours = {PREFIX + name.upper() for name in ServeSettings.model_fields}
     environment = {name: value for name, value in os.environ.items() if name.upper() not in ours}
-    for name, value in values.items():
-        if value is not None:
-            environment[_PREFIX + name.upper()] = value if isinstance(value, str) else json.dumps(value)
-    return environment
+    return environment | as_variables(values)

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,11 +22,14 @@ from services.launcher.parent_death import PARENT_VARIABLE
 MAX_RESTARTS = 5  # of one child, within RESTART_WINDOW
 RESTART_WINDOW = 600.0  # seconds
 MAX_BACKOFF = 30.0  # seconds
+HANG_POLL_INTERVAL = 5.0  # seconds
 
 
 @dataclass(slots=True)
 class Child:
-    """One process. `ready_file` is what it writes once it serves; `grace` is in seconds, from SIGTERM to SIGKILL."""
+    """One process. `ready_file` is what it writes once it serves; `grace` is in seconds, from SIGTERM to SIGKILL.
+    `on_end` is called with the id of each process that has ended. A child with a `hang_timeout`, in seconds, touches
+    its ready file every few seconds, and is killed after so long without."""
 
     name: str
     command: list[str]
@@ -35,6 +39,8 @@ class Child:
     pass_fds: tuple[int, ...] = ()
     process: asyncio.subprocess.Process | None = None
     restarts: deque[float] = field(default_factory=deque)
+    on_end: Callable[[int], None] = lambda pid: None
+    hang_timeout: float | None = None
 
     @property
     def running(self) -> bool:
@@ -49,6 +55,13 @@ class Child:
             pass_fds=self.pass_fds,
             start_new_session=True,  # a Ctrl-C in the terminal is the launcher's; it ends the children in order
         )
+
+    def last_sign(self) -> float | None:
+        """When it last touched its ready file, by the file system's clock; None before it was ready."""
+        try:
+            return self.ready_file.stat().st_mtime
+        except OSError:
+            return None
 
     def signal(self, number: signal.Signals) -> None:
         """Send `number` to the child and to whatever it started."""
@@ -107,11 +120,12 @@ class Supervisor:
 
     async def _watch(self, child: Child) -> None:
         while True:
-            assert child.process is not None
-            status = await child.process.wait()
+            status = await self._end_of(child)
             if self._stopping:
                 return
             child.signal(signal.SIGKILL)
+            assert child.process is not None
+            child.on_end(child.process.pid)
             ended = f"{child.name} {describe_exit(status)}"
             if not self._everything_was_ready:
                 self._fail(f"{ended} before it was ready; its own message is above")
@@ -129,6 +143,26 @@ class Supervisor:
             if self._stopping:
                 return
             await child.start()
+
+    async def _end_of(self, child: Child) -> int:
+        """Wait for the child's process, and end it where it hangs. Returns its exit status."""
+        assert child.process is not None
+        if child.hang_timeout is None:
+            return await child.process.wait()
+        looked = moved = time.monotonic()
+        sign: float | None = None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(child.process.wait(), HANG_POLL_INTERVAL)
+            now, last_sign = time.monotonic(), child.last_sign()
+            # Where this process was held up too, the child has had no more time than it.
+            if last_sign is None or last_sign != sign or now - looked > 2 * HANG_POLL_INTERVAL:
+                sign, moved = last_sign, now
+            elif now - moved > child.hang_timeout and not self._stopping:
+                say(f"{child.name} has given no sign of life for {now - moved:.0f} s: it is killed")
+                child.signal(signal.SIGKILL)
+                moved = now
+            looked = now
 
     def _watcher_ended(self, watcher: asyncio.Task[None]) -> None:
         error = None if watcher.cancelled() else watcher.exception()

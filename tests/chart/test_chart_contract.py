@@ -77,10 +77,15 @@ def test_models_name_the_headless_services(rendered: Rendered) -> None:
     for model in models:
         assert set(model) <= set(ServedModel.model_fields)
         ServedModel.model_validate(model)
-        (address,) = model["engine_addresses"]
-        host, _, port = address.rpartition(":")
-        (link,) = services[host]["spec"]["ports"]
-        assert (link["name"], str(link["port"])) == ("link", port)
+        if model["discovery"] == "kubernetes":
+            host = model["engine_service"]
+            (link,) = services[host]["spec"]["ports"]
+            assert link["name"] == ServedModel.model_validate(model).engine_port_name
+        else:
+            (address,) = model["engine_addresses"]
+            host, _, port = address.rpartition(":")
+            (link,) = services[host]["spec"]["ports"]
+            assert (link["name"], str(link["port"])) == ("link", port)
         assert services[host]["spec"]["clusterIP"] == "None"
         assert services[host]["spec"]["publishNotReadyAddresses"] is True
         addressed.append(host)
@@ -179,11 +184,12 @@ def test_pre_stop_is_there_when_asked() -> None:
 
 def test_pods_are_restricted(rendered: Rendered) -> None:
     templates = [owner["spec"]["template"]["spec"] for owner in rendered.pod_owners()] + [rendered.one("Pod")["spec"]]
+    with_token = [rendered.one("Deployment")["spec"]["template"]["spec"]] if rendered.of_kind("Role") else []
     for pod in templates:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is (pod in with_token)
         assert pod["enableServiceLinks"] is False, "a Service called tandem would set TANDEM_PORT"
         for each in [*pod["containers"], *pod.get("initContainers", [])]:
             if each["name"] in ("side", "init"):
@@ -193,6 +199,19 @@ def test_pods_are_restricted(rendered: Rendered) -> None:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
+
+
+def test_only_frontends_that_watch_endpoint_slices_may_ask_the_api_and_for_nothing_else() -> None:
+    assert render().of_kind("Role") == render().of_kind("RoleBinding") == []
+    for account in ({"create": True}, {"create": False, "name": "mine"}):
+        rendered = render({"frontend.discovery": "kubernetes", "frontend.serviceAccount": account}, namespace="models")
+        role, binding = rendered.one("Role"), rendered.one("RoleBinding")
+        assert role["rules"] == [
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+        ]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        used = rendered.one("Deployment")["spec"]["template"]["spec"]["serviceAccountName"]
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": used, "namespace": "models"}]
 
 
 def test_every_mount_has_its_volume(rendered: Rendered) -> None:

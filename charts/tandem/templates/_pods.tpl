@@ -46,7 +46,7 @@ What frontend and engine pods have in common.
 {{- $of := .of -}}
 # Without this a Service called "tandem" puts TANDEM_PORT=tcp://… into every pod, and that is a setting's name.
 enableServiceLinks: false
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ and (eq .component "frontend") (eq $root.Values.frontend.discovery "kubernetes") }}
 serviceAccountName: {{ include "tandem.serviceAccountName" (dict "root" $root "component" .component "serviceAccount" $of.serviceAccount) }}
 {{- with concat $root.Values.global.imagePullSecrets $of.imagePullSecrets }}
 imagePullSecrets:

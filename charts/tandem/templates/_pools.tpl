@@ -53,9 +53,14 @@ Engine pools: what `pools` says, over what `engine` says. And what the frontends
 {{- $model := dict
   "model" (default $pool.model $pool.tokenizer)
   "served_model_name" (default (list $pool.model) $pool.servedModelName)
-  "discovery" "dns"
-  "engine_addresses" (list (printf "%s:5555" (include "tandem.engineName" (dict "root" $ "pool" $name))))
+  "discovery" $.Values.frontend.discovery
 -}}
+{{- $service := include "tandem.engineName" (dict "root" $ "pool" $name) -}}
+{{- if eq $.Values.frontend.discovery "kubernetes" -}}
+{{- $_ := set $model "engine_service" $service -}}
+{{- else -}}
+{{- $_ := set $model "engine_addresses" (list (printf "%s:5555" $service)) -}}
+{{- end -}}
 {{- if and $pool.revision (not $pool.tokenizer) }}{{ $_ := set $model "revision" $pool.revision }}{{ end -}}
 {{- with $pool.reasoningParser }}{{ $_ := set $model "reasoning_parser" . }}{{ end -}}
 {{- if $pool.chatTemplate }}{{ $_ := set $model "chat_template" (printf "/etc/tandem/chat-templates/%s.jinja" $name) }}{{ end -}}

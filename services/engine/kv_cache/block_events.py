@@ -42,9 +42,10 @@ class BlockEvents:
             self.store(block_hash)
 
     def replace(self, stored: Iterable[int]) -> None:
-        """Start over for a reader that knows nothing yet: everything the cache holds now."""
+        """Start over: everything the cache holds now. A reader that was already told of a block since evicted still
+        has to hear of that."""
         self._stored = set(stored)
-        self._evicted = set()
+        self._evicted -= self._stored
 
     def take(self, limit: int) -> tuple[list[int], list[int]]:
         """Stored and evicted hashes, at most `limit` of each; the rest stays for the next call."""

@@ -15,6 +15,7 @@ from services.frontend.engines.connection_state import ConnectionOwner, Connecti
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.link import Transport
 from services.frontend.engines.load import EngineLoad
+from services.frontend.engines.prefix_index import PrefixIndex
 from shared.protocol import (
     MAX_REQUESTS_PER_MESSAGE,
     PROTOCOL_VERSION,
@@ -56,6 +57,7 @@ class EngineConnection:
         self.retired = False  # discovery no longer names it: nothing new, and closed when empty
         self.welcome: Welcome | None = None  # the last one, which may be of an engine since lost
         self.load = EngineLoad()
+        self.prefixes = PrefixIndex(clock)
         self.in_flight: dict[int, InFlight] = {}
         self.lost_at = -math.inf
         self.stale_outputs = 0
@@ -96,6 +98,11 @@ class EngineConnection:
         """Of the weights that it serves, or served last."""
         return self.welcome.fingerprint if self.welcome is not None else ""
 
+    @property
+    def block_size(self) -> int:
+        """Of its KV cache, in tokens."""
+        return self.welcome.limits.block_size if self.welcome is not None else 1
+
     def add(self, request: InFlight, wire_id: int) -> bool:
         """Send the request to this engine under `wire_id`. False: it takes nothing now."""
         assert self.welcome is not None
@@ -105,7 +112,6 @@ class EngineConnection:
         request.connection = self
         request.fingerprint = self.welcome.fingerprint
         self.in_flight[wire_id] = request
-        self.load.sent(request.num_tokens)
         return True
 
     def abort(self, request: InFlight) -> None:
@@ -198,10 +204,12 @@ class EngineConnection:
         self._last_heard = self._clock()
         if isinstance(message, Outputs):
             self.load.update(message.load)
+            self.prefixes.update(message.stored_block_hashes, message.evicted_block_hashes)
             self._deliver(message.outputs)
         elif isinstance(message, Heartbeat):
             if message.load is not None:
                 self.load.update(message.load)
+            self.prefixes.update(message.stored_block_hashes, message.evicted_block_hashes)
         elif isinstance(message, Welcome):
             self._on_welcome(message)
         else:
@@ -254,6 +262,8 @@ class EngineConnection:
                 self._lose("another process answers in its place", reset=False)
             self._pending_aborts.clear()
         self.load.update(welcome.load)
+        # The engine goes on with everything that its cache holds.
+        self.prefixes.reset(welcome.load.total_blocks)
         refusal = self._owner.refusal(self, welcome)
         if self.state is ConnectionState.CLOSED:
             return
@@ -298,6 +308,7 @@ class EngineConnection:
         died = died and self.state is ConnectionState.READY
         self.state = ConnectionState.CONNECTING
         self.lost_at = self._clock()
+        self.prefixes.reset()
         requests = self._take_requests()
         log = logger.warning if died or requests else logger.info
         log("engine %s is lost: %s; %d requests move to others", self.address, reason, len(requests))

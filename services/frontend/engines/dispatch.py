@@ -183,6 +183,7 @@ class Dispatcher:
             if engine.add(request, wire_id):
                 if is_suspect:
                     self._trials.begin(engine, request)
+                self._policy.sent(engine, request.generation, request.num_tokens)
                 return True
             engines = [other for other in engines if other is not engine]
         return False

@@ -16,7 +16,7 @@ from services.frontend.engines.discovery import discovery_for
 from services.frontend.engines.dispatch import RETRY_WHEN_NO_ENGINE, DispatchCounts, Dispatcher
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.link import Transport
-from services.frontend.engines.routing import routing_policy
+from services.frontend.engines.policies import routing_policy
 from services.frontend.engines.zmq_link import ZmqTransport
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
@@ -55,7 +55,7 @@ class EnginePool:
         self._transport = transport
         self._dispatcher = Dispatcher(
             name,
-            routing_policy(settings.routing),
+            routing_policy(settings),
             settings.max_concurrent_requests,
             settings.max_failovers,
             settings.no_engine_timeout,

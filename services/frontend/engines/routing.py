@@ -1,14 +1,15 @@
 """Which engine gets a request: one small policy each, chosen by the setting `routing`.
 
-`dispatch` asks; a `connection` is the candidate. A policy sees the whole request, so that one may weigh what
-an engine's cache already holds of it.
+`dispatch` asks; a `connection` is the candidate. The default policy has a file of its own, `prefix_aware`.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from services.frontend.engines.load import EngineLoad
+from services.frontend.engines.prefix_index import PrefixIndex
 from services.frontend.generation import Generation
 
 # What a request that runs or waits has still ahead of it, counted in prompt tokens of the same cost.
@@ -20,18 +21,26 @@ class Candidate(Protocol):
 
     @property
     def load(self) -> EngineLoad: ...
+    @property
+    def prefixes(self) -> PrefixIndex: ...
+    @property
+    def block_size(self) -> int: ...
 
 
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 
-class RoutingPolicy(Protocol):
+class RoutingPolicy(ABC):
+    @abstractmethod
     def choose(self, candidates: Sequence[AnyCandidate], generation: Generation) -> AnyCandidate:
-        """One of the candidates, of which there is at least one. Its cost must not grow with their number."""
-        ...
+        """One of the candidates, of which there is at least one."""
+
+    def sent(self, candidate: Candidate, generation: Generation, num_tokens: int) -> None:
+        """The generation, of so many tokens by now, went to the candidate: its load says so before it reports."""
+        candidate.load.sent(num_tokens)
 
 
-class RoundRobin:
+class RoundRobin(RoutingPolicy):
     """One after the other."""
 
     def __init__(self) -> None:
@@ -43,7 +52,7 @@ class RoundRobin:
         return candidates[self._next % len(candidates)]
 
 
-class LeastLoaded:
+class LeastLoaded(RoutingPolicy):
     """The less loaded of two engines drawn at random (Mitzenmacher, The Power of Two Choices, 2001).
 
     Loads are a moment old, and every frontend sees the same ones: all of them going to the least loaded
@@ -53,14 +62,10 @@ class LeastLoaded:
         if len(candidates) == 1:
             return candidates[0]
         first, second = random.sample(candidates, 2)
-        return first if _load(first) <= _load(second) else second
+        return first if queued_work(first) <= queued_work(second) else second
 
 
-def _load(candidate: Candidate) -> int:
+def queued_work(candidate: Candidate) -> int:
+    """What the engine has ahead of it, in prompt tokens."""
     load = candidate.load
     return load.queued_tokens + TOKENS_PER_REQUEST * load.queued_requests
-
-
-def routing_policy(name: Literal["round_robin", "least_loaded"]) -> RoutingPolicy:
-    """The policy of that name."""
-    return RoundRobin() if name == "round_robin" else LeastLoaded()

@@ -20,6 +20,7 @@ from services.frontend.http.errors import (
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.middleware.api_keys import ApiKeys, configured_keys
 from services.frontend.http.middleware.body_limit import BodyLimit
+from services.frontend.http.middleware.key_limit import KeyLimit
 from services.frontend.http.middleware.request_log import RequestLog
 from services.frontend.http.openapi import install_openapi
 from services.frontend.http.routes import chat, completions, health, models, tokenization
@@ -82,5 +83,11 @@ def _middleware(settings: FrontendSettings, state: FrontendState, keys: Sequence
         )
     if keys:
         layers.append(Middleware(ApiKeys, keys=keys))
+    if settings.max_requests_per_key is not None:
+        if not keys:
+            raise ValueError(
+                "--max-requests-per-key needs keys to tell clients apart: give --api-key or --api-key-file"
+            )
+        layers.append(Middleware(KeyLimit, max_requests=settings.max_requests_per_key))
     layers.append(Middleware(BodyLimit, max_bytes=settings.max_body_bytes))
     return layers

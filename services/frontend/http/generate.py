@@ -30,8 +30,12 @@ def make_choices(
     model: LoadedModel,
     prompts: Sequence[tuple[list[int], SamplingParams]],
     new_reasoning_parser: Callable[[list[int]], Any] | None = None,
+    *,
+    longest_timeout: float | None = None,
 ) -> Choices:
-    """One generation for each prompt and each of its `n` choices: choice i belongs to prompt i // n."""
+    """One generation for each prompt and each of its `n` choices: choice i belongs to prompt i // n.
+
+    `longest_timeout`, in seconds, is the server's: a request may ask for less only."""
     n = request.n or 1
     num_choices = len(prompts) * n
     collector = Collector(num_choices) if request.stream else WholeCollector(num_choices)
@@ -57,7 +61,8 @@ def make_choices(
                     cache_salt=request.cache_salt or "",
                 )
             )
-    return Choices(model.engines, generations, collector, request.timeout)
+    timeouts = [seconds for seconds in (request.timeout, longest_timeout) if seconds is not None]
+    return Choices(model.engines, generations, collector, min(timeouts, default=None))
 
 
 def check_number_of_choices(num_prompts: int, n: int, limit: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -41,3 +42,39 @@ class PoolMetrics(Collector):
             for model in self._models:
                 counter.add_metric([model.names[0]], getattr(model.engines.counts, name))
             yield counter
+
+
+class SharedPoolMetrics:
+    """The same for one of several processes: `publish` puts its numbers where the others' are added to them."""
+
+    def __init__(self, models: Sequence[LoadedModel], registry: CollectorRegistry) -> None:
+        self._own = PoolMetrics(models)
+        self._registry = registry
+        self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
+        self._counted: dict[tuple[str, str], float] = {}
+
+    def publish(self) -> None:
+        for family in self._own.collect():
+            for sample in family.samples:
+                model = sample.labels["model"]
+                if family.type == "gauge":
+                    self._gauge(family).labels(model).set(sample.value)
+                else:
+                    counted = self._counted.get((family.name, model), 0.0)
+                    self._counted[family.name, model] = sample.value
+                    self._counter(family).labels(model).inc(sample.value - counted)
+
+    def _gauge(self, family: Metric) -> Gauge:
+        if family.name not in self._gauges:
+            # All processes see the same engines: the one that sees the fewest shows the trouble.
+            mode = "livemin" if family.name.endswith("engines_ready") else "livesum"
+            gauge = Gauge(family.name, family.documentation, ["model"], registry=self._registry, multiprocess_mode=mode)
+            self._gauges[family.name] = gauge
+        return self._gauges[family.name]
+
+    def _counter(self, family: Metric) -> Counter:
+        if family.name not in self._counters:
+            counter = Counter(family.name, family.documentation, ["model"], registry=self._registry)
+            self._counters[family.name] = counter
+        return self._counters[family.name]

@@ -5,7 +5,7 @@ import pytest
 from services.command import main, read_settings
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings
-from services.launcher.settings import ServeSettings
+from services.launcher.settings import DECIDED_BY_LAUNCHER, ServeSettings
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_help_shows_every_flag_with_its_variable(
         main([command, "--help"])
     assert exit_.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    decided = {"discovery", "engine_addresses", "models", "link_host", "listen_fd"} if command == "serve" else set()
+    decided = DECIDED_BY_LAUNCHER if command == "serve" else ()
     for name in settings_class.model_fields:
         flag, variable = f"--{name.replace('_', '-')}", f"[env: TANDEM_{name.upper()}]"
         assert (flag in shown and variable in shown) == (name not in decided), name

@@ -170,3 +170,33 @@ asyncio.run(main())
 def test_an_exit_is_told_in_words() -> None:
     assert describe_exit(1) == "ended with exit code 1"
     assert describe_exit(-9) == "was killed by SIGKILL"
+
+
+def test_a_child_that_gives_no_sign_of_life_is_killed_and_one_that_does_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor_module, "HANG_POLL_INTERVAL", 0.02)
+    lively = "import os, pathlib, time\npathlib.Path(READY).touch()\nwhile True: os.utime(READY); time.sleep(0.01)"
+
+    async def test() -> None:
+        hung = child(tmp_path, f"import pathlib\npathlib.Path(READY).touch()\n{WAIT_FOR_EVER}", "frontend 0")
+        well = child(tmp_path, lively, "frontend 1")
+        slow = child(tmp_path, WAIT_FOR_EVER, "frontend 2")  # not ready yet: it is not judged
+        ended: list[int] = []
+        hung.on_end = ended.append
+        hung.hang_timeout = well.hang_timeout = slow.hang_timeout = 2.0
+        supervisor = Supervisor([[hung, well, slow]])
+        await supervisor.start()
+        supervisor.everything_is_ready()
+        assert hung.process is not None
+        first = hung.process.pid
+        await until(lambda: hung.process is not None and hung.process.pid != first)
+        assert ended == [first]
+        assert well.running
+        assert not well.restarts
+        assert slow.running
+        assert not slow.restarts
+        await supervisor.stop()
+
+    drive(test)
+    assert "frontend 0 has given no sign of life for 2 s: it is killed" in capfd.readouterr().err

@@ -24,6 +24,10 @@ OPEN_PATHS = frozenset(
 )
 
 
+# Which of the keys a request has, as a number, in the ASGI scope; not set on paths that need none.
+KEY = "tandem.api_key"
+
+
 class ApiKeys:
     """Keys are kept as digests, and each is compared in constant time, so an answer's time tells nothing of them."""
 
@@ -32,7 +36,12 @@ class ApiKeys:
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._is_known(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = self._key_of(scope)
+        if key is not None:
+            scope[KEY] = key
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -43,15 +52,15 @@ class ApiKeys:
         )
         await error.response()(scope, receive, send)
 
-    def _is_known(self, scope: Scope) -> bool:
+    def _key_of(self, scope: Scope) -> int | None:
         for name, value in scope["headers"]:
             if name == b"authorization":
                 scheme, _, key = value.partition(b" ")
                 digest = _digest(key.strip())
                 # All are compared: a loop that stops at the match would tell which key it was.
                 matches = [hmac.compare_digest(digest, known) for known in self._digests]
-                return scheme.lower() == b"bearer" and any(matches)
-        return False
+                return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
+        return None
 
 
 def configured_keys(settings: FrontendSettings) -> list[str]:

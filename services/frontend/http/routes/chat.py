@@ -64,7 +64,11 @@ async def create_chat_completion(http_request: Request) -> Response:
         defaults=model.defaults,
     )
     choices = make_choices(
-        request, model, [(token_ids, sampling)], lambda prompt: model.new_reasoning_parser(prompt, variables)
+        request,
+        model,
+        [(token_ids, sampling)],
+        lambda prompt: model.new_reasoning_parser(prompt, variables),
+        longest_timeout=state.settings.request_timeout,
     )
     chat_answer = _answer(request, name, model, token_ids, state.settings.reasoning_fields)
     return await answer(

@@ -47,7 +47,12 @@ async def create_completion(http_request: Request) -> Response:
         vocab_size=limits.vocab_size,
         defaults=model.defaults,
     )
-    choices = make_choices(request, model, [(prompt.token_ids, sampling) for prompt in prompts])
+    choices = make_choices(
+        request,
+        model,
+        [(prompt.token_ids, sampling) for prompt in prompts],
+        longest_timeout=state.settings.request_timeout,
+    )
     completion = _answer(request, name, model, prompts)
     return await answer(
         http_request,

@@ -167,3 +167,14 @@ def test_events_come_in_parts() -> None:
     parts = [events.take(2)[0] for _ in range(4)]
     assert [len(part) for part in parts] == [2, 2, 1, 0]
     assert sorted(block_hash for part in parts for block_hash in part) == list(range(5))
+
+
+def test_starting_over_keeps_the_evictions_that_the_reader_has_not_heard_of() -> None:
+    events = BlockEvents()
+    events.store(1)
+    events.store(2)
+    assert events.take(10) == ([1, 2], [])
+    events.evict(1)
+    events.replace([2, 3])
+    stored, evicted = events.take(10)
+    assert (set(stored), evicted) == ({2, 3}, [1])

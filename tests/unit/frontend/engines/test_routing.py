@@ -5,8 +5,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.frontend.engines.load import EngineLoad
-from services.frontend.engines.routing import LeastLoaded, RoundRobin, routing_policy
+from services.frontend.engines.policies import routing_policy
+from services.frontend.engines.prefix_aware import PrefixAware
+from services.frontend.engines.prefix_index import PrefixIndex
+from services.frontend.engines.routing import LeastLoaded, RoundRobin
 from services.frontend.generation import Generation, GenerationError
+from services.frontend.settings import FrontendSettings
 from shared.protocol import Load, RequestOutput
 from shared.sampling_params import SamplingParams
 
@@ -26,11 +30,17 @@ GENERATION = Generation("model", [1] * 100, SamplingParams(), NoSink())
 class Engine:
     name: int
     load: EngineLoad = field(default_factory=EngineLoad)
+    prefixes: PrefixIndex = field(default_factory=PrefixIndex)
+    block_size: int = 16
+
+
+def test_prefix_aware_is_the_default() -> None:
+    assert isinstance(routing_policy(FrontendSettings()), PrefixAware)
 
 
 def test_round_robin_gives_each_engine_its_turn() -> None:
     engines = [Engine(name) for name in range(3)]
-    policy = routing_policy("round_robin")
+    policy = routing_policy(FrontendSettings(routing="round_robin"))
     assert isinstance(policy, RoundRobin)
     chosen = [policy.choose(engines, GENERATION).name for _ in range(9)]
     assert Counter(chosen) == {0: 3, 1: 3, 2: 3}
@@ -40,7 +50,7 @@ def test_round_robin_gives_each_engine_its_turn() -> None:
 def test_least_loaded_never_takes_the_most_loaded_of_two() -> None:
     busy, idle = Engine(0), Engine(1)
     busy.load.update(Load(running_requests=3, waiting_tokens=1000))
-    policy = routing_policy("least_loaded")
+    policy = routing_policy(FrontendSettings(routing="least_loaded"))
     assert isinstance(policy, LeastLoaded)
     assert {policy.choose([busy, idle], GENERATION).name for _ in range(50)} == {1}
     assert policy.choose([busy], GENERATION) is busy

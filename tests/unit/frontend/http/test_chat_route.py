@@ -6,6 +6,7 @@ from echo_app import EOS, Call, EchoPool, events
 from services.frontend.generation import GenerationError
 from services.frontend.http.app import create_app
 from services.frontend.http.schemas.responses import ChatCompletion
+from services.frontend.settings import FrontendSettings
 
 THOUGHT = "<think>so it\nseems</think>\n\nIt is."
 
@@ -335,6 +336,17 @@ def test_a_request_past_its_timeout(call, pool: EchoPool, stream):
     response = call.chat(stream=stream, timeout=0.02)
     assert response.status_code == 504
     assert response.json()["error"]["type"] == "timeout_error"
+    assert not pool.running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [None, 60])
+def test_a_request_past_the_servers_timeout(make_model, pool: EchoPool, stream, asked):
+    pool.hold = True
+    call = Call(create_app(FrontendSettings(model="echo", request_timeout=0.02), [make_model()]))
+    for response in (call.chat(stream=stream, timeout=asked), call.complete(stream=stream, timeout=asked)):
+        assert response.status_code == 504
+        assert "timeout of 0.02 seconds" in response.json()["error"]["message"]
     assert not pool.running
 
 

@@ -99,6 +99,13 @@ def test_after_the_grace_period_streams_end_with_an_error(start):
     assert server.process.wait(20) == 0
 
 
+def test_the_ready_file_is_touched_while_the_event_loop_turns(start):
+    server = start()
+    first = server.ready_file.stat().st_mtime_ns
+    server.wait_for(lambda: server.ready_file.stat().st_mtime_ns != first)
+    assert "port" in json.loads(server.ready_file.read_text())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_leaves_with_status_0(start, number):
     server = start()
