@@ -20,7 +20,7 @@ from shared.protocol import Add, Outputs, encode, pack_token_ids
 from shared.sampling_params import SamplingParams
 
 PEER = b"bench"
-COLUMNS = ("schedule", "inputs", "model", "sample", "bookkeeping", "encode", "whole step")
+COLUMNS: tuple[str, ...] = ("schedule", "inputs", "model", "sample", "bookkeeping", "encode", "whole step")
 
 
 class Stopwatch:
