@@ -53,6 +53,7 @@ class LinkProxy:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        was_cut = True
         try:
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await self._open.wait()
@@ -61,14 +62,19 @@ class LinkProxy:
                     pumps = [asyncio.ensure_future(self._pump(*ends)) for ends in ((reader, back), (there, writer))]
                     try:
                         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                        was_cut = False
                     finally:
                         for pump in pumps:
                             pump.cancel()
                         await asyncio.gather(*pumps, return_exceptions=True)
         finally:
             self._connections.discard(task)
-            # Not `close`, which would still deliver what lies in the buffer.
-            writer.transport.abort()
+            if was_cut:
+                # Not `close`, which would still deliver what lies in the buffer.
+                writer.transport.abort()
+            else:
+                # One side has closed, and what it said before is still the other's.
+                writer.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):

@@ -5,7 +5,7 @@ import pytest
 from services.frontend.http.logprobs import CompletionLogprobs, LogprobFormat
 from services.frontend.tokenizer import Tokenizer
 from shared.protocol import TokenLogprobs
-from tests.unit.frontend.output import tokenizers_at_hand
+from tests import tokenizers_at_hand
 
 
 @pytest.mark.parametrize("make", [tokenizers_at_hand.sentencepiece_like, tokenizers_at_hand.deepseek])
@@ -15,7 +15,7 @@ def test_offsets_of_an_echoed_prompt(make, text: str) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=True)
     offsets = CompletionLogprobs(
         LogprobFormat(tokenizer, 0), tokenizer, tokenizer.special_token_ids, begins_text=True
-    ).prompt(token_ids, [TokenLogprobs(token_id, -1.0, 1) for token_id in token_ids[1:]])["text_offset"]
+    ).prompt(text, token_ids, [TokenLogprobs(token_id, -1.0, 1) for token_id in token_ids[1:]])["text_offset"]
     before = [len(tokenizer.decode(token_ids[:number])) for number in range(len(token_ids))]
     assert offsets == before
     assert tokenizer.decode(token_ids) == text
