@@ -153,10 +153,7 @@ def test_metrics_to_scale_by_are_in_the_code() -> None:
 
 
 def _source(component: str) -> str:
-    source = "".join(path.read_text() for path in (ROOT / "services" / component).rglob("*.py"))
-    if "/health" not in source:
-        pytest.skip(f"the {component}'s HTTP surface is not in this tree yet")
-    return source
+    return "".join(path.read_text() for path in (ROOT / "services" / component).rglob("*.py"))
 
 
 @pytest.mark.parametrize("component", ["frontend", "engine"])
