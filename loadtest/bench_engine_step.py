@@ -1,6 +1,6 @@
 """Where a decode step of the whole engine goes: schedule, build inputs, model, sample, book-keeping, encode.
 
-    python -m loadtest.bench_engine_step [--rows 1 8 32] [--context 64] [--steps 60]
+    python -m loadtest.bench_engine_step [--rows 1 8 32] [--context 64 600] [--steps 60] [--greedy]
 
 SmolLM2 in bf16 on the CPU, the engine's own scheduler, executor and sampler in this process, and the message to one
 frontend encoded at the end. `bench_model_step` has the model alone; `bench_engine_overhead` the rest at 256 requests.
@@ -47,7 +47,9 @@ class Stopwatch:
         return taken
 
 
-def measure(executor: TorchExecutor, settings: EngineSettings, watch: Stopwatch, plan: tuple[int, int, int]) -> None:
+def measure(
+    executor: TorchExecutor, settings: EngineSettings, watch: Stopwatch, plan: tuple[int, int, int], greedy: bool
+) -> None:
     """One line of the table: medians over the decode steps, in milliseconds."""
     rows, context, steps = plan
     core = EngineCore(executor, settings)
@@ -58,7 +60,7 @@ def measure(executor: TorchExecutor, settings: EngineSettings, watch: Stopwatch,
             SamplingParams(temperature=0.0),
             SamplingParams(top_p=0.9, seed=request_id),
             SamplingParams(top_k=20, seed=request_id),
-        )[request_id % 3]
+        )[0 if greedy else request_id % 3]
         sampling.max_tokens, sampling.ignore_eos = steps + 8, True
         core.add(PEER, Add(request_id, pack_token_ids(prompt), sampling))
     while core.load().waiting_tokens or len(core.scheduler.running) < rows:
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="Running requests.")
     parser.add_argument("--context", type=int, nargs="+", default=[64, 600], help="Tokens of each prompt.")
     parser.add_argument("--steps", type=int, default=60, help="Decode steps that are measured.")
+    parser.add_argument("--greedy", action="store_true", help="All rows greedy, instead of a third.")
     arguments = parser.parse_args()
     settings = EngineSettings.model_validate({"model": str(ensure_smollm2()), "dtype": "bfloat16"})
     executor = TorchExecutor(settings)
@@ -101,7 +104,7 @@ def main() -> None:
     print("|---" * (len(COLUMNS) + 2) + "|")
     for context in arguments.context:
         for rows in arguments.rows:
-            measure(executor, settings, watch, (rows, context, arguments.steps))
+            measure(executor, settings, watch, (rows, context, arguments.steps), arguments.greedy)
 
 
 if __name__ == "__main__":
