@@ -83,8 +83,8 @@ def test_an_engine_that_is_told_to_end_finishes_what_it_can_and_hands_over_the_r
         assert time.monotonic() - began < ENGINE_GRACE + 2
         check(await asyncio.gather(*answers), expected)
         check(await asyncio.gather(*late), [expected[1]] * 2)
-        # Four long ones were left at the end of the grace. The engine hands them over; should its last message be lost
-        # in the closing connection (TCP resets one that has unread bytes), the frontend moves them by itself.
+        # Four long ones were left at the end of the grace, and the engine hands them over. Its last message is at times
+        # lost as the connection closes; then the frontend moves them by itself, and counts a failover.
         assert fleet.frontend_metric("handovers_total") + fleet.frontend_metric("failovers_total") >= moved + 4
 
     asyncio.run(main())

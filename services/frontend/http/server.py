@@ -118,7 +118,8 @@ class Server(uvicorn.Server):
         if self.started and self._settings.ready_file is not None:
             self._write_ready_file()
             self._loop.call_later(_SIGN_OF_LIFE_SECONDS, self._give_sign_of_life, self._settings.ready_file)
-        logger.info("Serving on http://%s:%d", self._settings.host, self._port)
+        if not self.should_exit:
+            logger.info("Serving on http://%s:%d", self._settings.host, self._port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal handler. Unlike uvicorn's it does not raise the signal again at the end: exit status 0."""
