@@ -17,6 +17,7 @@ from services.frontend.engines.dispatch import RETRY_WHEN_NO_ENGINE, DispatchCou
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.link import Transport
 from services.frontend.engines.policies import routing_policy
+from services.frontend.engines.status import EngineStatus, status_of
 from services.frontend.engines.zmq_link import ZmqTransport
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
@@ -88,6 +89,10 @@ class EnginePool:
     @property
     def counts(self) -> DispatchCounts:
         return self._dispatcher.counts
+
+    def statuses(self) -> list[EngineStatus]:
+        """Every engine that is known, by address."""
+        return [status_of(connection) for _, connection in sorted(self.connections.items())]
 
     async def start(self) -> None:
         """Begin to look for engines. Waits for none of them: `ready` tells."""

@@ -23,7 +23,7 @@ from services.frontend.http.middleware.body_limit import BodyLimit
 from services.frontend.http.middleware.key_limit import KeyLimit
 from services.frontend.http.middleware.request_log import RequestLog
 from services.frontend.http.openapi import install_openapi
-from services.frontend.http.routes import chat, completions, health, models, tokenization
+from services.frontend.http.routes import chat, completions, engines, health, models, tokenization
 from services.frontend.http.state import FrontendState
 from services.frontend.prompts.errors import InvalidPrompt
 from services.frontend.settings import FrontendSettings
@@ -56,8 +56,8 @@ def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel])
         redirect_slashes=False,
     )
     app.state.frontend = state
-    for router in (chat.router, completions.router, models.router, tokenization.router, health.router):
-        app.include_router(router)
+    for routes in (chat, completions, models, tokenization, engines, health):
+        app.include_router(routes.router)
     for error in (ApiError, InvalidPrompt, InvalidSamplingParams, GenerationError):
         app.add_exception_handler(error, answer_error)
     for error in (ClientDisconnected, ClientDisconnect):

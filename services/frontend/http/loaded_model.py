@@ -1,11 +1,13 @@
 """One model that this frontend serves: its names, its tokenizer, how its prompts are built, where its engines are."""
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from services.frontend.engines.dispatch import DispatchCounts
+from services.frontend.engines.status import EngineStatus
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.generation_config import SamplingDefaults
 from services.frontend.output.reasoning import make_reasoning_parser
@@ -34,6 +36,8 @@ class Engines(Protocol):
 
     @property
     def counts(self) -> DispatchCounts: ...
+
+    def statuses(self) -> Sequence[EngineStatus]: ...
 
     async def start(self) -> None: ...
 

@@ -138,6 +138,26 @@ class Detokenized(ResponseBody):
     prompt: str
 
 
+class EngineCard(ResponseBody):
+    model: str
+    address: str
+    state: Literal["connecting", "ready", "draining", "leaving", "refused"]
+    boot_id: str
+    running_requests: int
+    waiting_requests: int
+    waiting_tokens: int
+    kv_blocks_free: int
+    kv_blocks_total: int
+    block_size: int
+    tokens_per_second: float
+    in_flight: int
+
+
+class EngineList(ResponseBody):
+    object: Literal["list"]
+    data: list[EngineCard]
+
+
 class Version(ResponseBody):
     version: str
 

@@ -360,3 +360,33 @@ def test_a_wrong_address_is_refused_with_the_right_form() -> None:
     pool = EnginePoolSettings(engine_addresses=["engine"])
     with pytest.raises(ValueError, match="'engine' must be host:port"):
         EnginePool("model", FrontendSettings(), pool, lambda welcome: None)
+
+
+def test_what_the_pool_says_of_its_engines_to_people() -> None:
+    async def main() -> None:
+        fleet = Fleet(3)
+        await fleet.start()
+        ready, draining, lost = fleet.addresses
+        _, sink = fleet.submit([5, 6, 7], max_tokens=6)
+        fleet.transport.engines[draining].drain()
+        fleet.transport.kill(lost)
+        await fleet.settle()
+        statuses = {status.address: status for status in fleet.pool.statuses()}
+        assert list(statuses) == sorted(fleet.addresses)
+        assert {address: status.state for address, status in statuses.items()} == {
+            ready: "ready",
+            draining: "draining",
+            lost: "connecting",
+        }
+        assert sum(status.in_flight for status in statuses.values()) == 1
+        for address in (ready, draining):
+            fleet.transport.engines[address].heartbeat()
+        await fleet.settle()
+        assert sum(status.running_requests for status in fleet.pool.statuses()) == 1
+        assert statuses[ready].boot_id == fleet.transport.engines[ready].boot_id.hex()
+        await fleet.run_to_the_end()
+        assert sink.ends == 1
+        fleet.pool.connections[ready].retired = True
+        assert fleet.pool.statuses()[sorted(fleet.addresses).index(ready)].state == "leaving"
+
+    run(main)

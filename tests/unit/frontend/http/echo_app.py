@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 from services.frontend.engines.dispatch import DispatchCounts
+from services.frontend.engines.status import EngineStatus
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.http.protocol import Protocol
 from services.frontend.tokenizer import Tokenizer
@@ -73,10 +74,14 @@ class EchoPool:
         self.started = self.stopped = False
         self.num_ready = 1
         self.counts = DispatchCounts()
+        self.engine_statuses: list[EngineStatus] = []
 
     @property
     def num_requests(self) -> int:
         return len(self.running)
+
+    def statuses(self) -> list[EngineStatus]:
+        return self.engine_statuses
 
     async def start(self) -> None:
         self.started = True

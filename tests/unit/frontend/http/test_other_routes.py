@@ -1,9 +1,12 @@
 """Models, tokenization, health, version, and the OpenAPI document."""
 
+from dataclasses import replace
+
 from echo_app import EOS, MAX_MODEL_LEN, Call, EchoPool
 
+from services.frontend.engines.status import EngineStatus
 from services.frontend.http.app import create_app
-from services.frontend.http.schemas.responses import Detokenized, ModelCard, ModelList, Tokenized
+from services.frontend.http.schemas.responses import Detokenized, EngineList, ModelCard, ModelList, Tokenized
 
 
 def test_models(call):
@@ -63,6 +66,18 @@ def test_ready_with_one_of_two_models(settings, make_model, tokenizer):
     assert response.status_code == 200
     assert response.json()["models"] == {"a": True, "b": False}
     assert call.chat(model="b").status_code == 503
+
+
+def test_engines(call, pool: EchoPool):
+    assert call.get("/engines").json() == {"object": "list", "data": []}
+    busy = EngineStatus("10.0.0.7:5555", "ready", "ab12", 3, 1, 900, 40, 100, 16, 123.5, 2)
+    pool.engine_statuses = [busy, replace(busy, address="10.0.0.8:5555", state="draining")]
+    listed = EngineList.model_validate_json(call.get("/engines").content)
+    assert [(card.model, card.address, card.state) for card in listed.data] == [
+        ("echo", "10.0.0.7:5555", "ready"),
+        ("echo", "10.0.0.8:5555", "draining"),
+    ]
+    assert (listed.data[0].running_requests, listed.data[0].kv_blocks_free, listed.data[0].in_flight) == (3, 40, 2)
 
 
 def test_version(call):
