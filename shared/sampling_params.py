@@ -10,6 +10,8 @@ from typing import Annotated
 
 import msgspec
 
+from shared.structured_output import StructuredOutput, structured_output_fault
+
 MAX_LOGPROBS = 20
 MAX_LIST_LENGTH = 4096
 MAX_SEED = 2**63 - 1
@@ -44,6 +46,7 @@ class SamplingParams(msgspec.Struct, array_like=True, kw_only=True):
     bad_words_token_ids: BadWords = []
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_output: StructuredOutput | None = None
 
 
 class InvalidSamplingParams(ValueError):
@@ -99,6 +102,9 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     for word in params.bad_words_token_ids:
         _require(len(word) > 0, "bad_words", "must not hold an empty word")
         _require_in_vocabulary("bad_words", word, vocab_size)
+    if params.structured_output is not None:
+        fault = structured_output_fault(params.structured_output)
+        _require(fault is None, "structured_output", str(fault))
 
 
 def _require(condition: bool, field: str, message: str) -> None:

@@ -31,13 +31,14 @@ from shared.protocol import (
     unpack_token_ids,
 )
 from shared.sampling_params import SamplingParams
+from shared.structured_output import StructuredOutput
 
 # A new field goes to the end: these bytes stay a prefix of what is sent, and decode for ever.
 TO_ENGINE = {
     "930101c404626f6f74": Hello(1, b"boot"),
-    "9a0307c4080100000002000000dc001103cb3ff0000000000000cb3ff000000000000000cb0000000000000000"
+    "9a0307c4080100000002000000dc001203cb3ff0000000000000cb3ff000000000000000cb0000000000000000"
     "0500c29109cb3ff0000000000000cb0000000000000000cb00000000000000008104cb3ff8000000000000c090"
-    "c0c0c40403000000ffcb4029000000000000cb402b000000000000a473616c7491a430302d78": Add(
+    "c0c0c0c40403000000ffcb4029000000000000cb402b000000000000a473616c7491a430302d78": Add(
         7,
         pack_token_ids([1, 2]),
         SamplingParams(max_tokens=3, seed=5, stop_token_ids=[9], logit_bias={4: 1.5}),
@@ -48,9 +49,27 @@ TO_ENGINE = {
         "salt",
         ["00-x"],
     ),
+    "9a0308c40401000000dc001203cb3ff0000000000000cb3ff000000000000000cb00000000000000000000c290cb3ff0000000000000"
+    "cb0000000000000000cb000000000000000080c090c0c095a57265676578a2612ba33c743ea43c2f743ec3c40000cb0000000000000000"
+    "c0a090": Add(
+        8,
+        pack_token_ids([1]),
+        SamplingParams(
+            max_tokens=3,
+            structured_output=StructuredOutput(
+                kind="regex", value="a+", reasoning_start="<t>", reasoning_end="</t>", reasoning_opened=True
+            ),
+        ),
+    ),
     "9204920102": Abort([1, 2]),
     "9406c09090": Heartbeat(None),
     "9207a3627965": Goodbye("bye"),
+}
+# What earlier versions sent, before fields were added.
+FROM_EARLIER_FRONTENDS = {
+    "without structured_output": "9a0307c4080100000002000000dc001103cb3ff0000000000000cb3ff000000000000000cb0000000000"
+    "0000000500c29109cb3ff0000000000000cb0000000000000000cb00000000000000008104cb3ff8000000000000c090c0c0c404030000"
+    "00ffcb4029000000000000cb402b000000000000a473616c7491a430302d78",
 }
 TO_FRONTEND = {
     "980201c406656e67696e65a56d6f64656ca57072696e7495643291021007960102030405cb401a000000000000c3": Welcome(
@@ -135,6 +154,12 @@ def test_what_an_engine_sends_arrives(message: object) -> None:
 @pytest.mark.parametrize(("golden", "message"), TO_ENGINE.items())
 def test_golden_bytes_to_the_engine(golden: str, message: object) -> None:
     assert encode(message).hex() == golden  # type: ignore[arg-type]
+    assert decode_to_engine(bytes.fromhex(golden)) == message
+
+
+@pytest.mark.parametrize("golden", FROM_EARLIER_FRONTENDS.values(), ids=FROM_EARLIER_FRONTENDS)
+def test_golden_bytes_of_earlier_frontends(golden: str) -> None:
+    message = next(message for message in TO_ENGINE.values() if isinstance(message, Add))
     assert decode_to_engine(bytes.fromhex(golden)) == message
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from shared.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams, check_sampling_params
+from shared.structured_output import StructuredOutput
 
 WRONG = [
     ("max_tokens", {"max_tokens": -1}),
@@ -36,6 +37,10 @@ WRONG = [
     ("allowed_token_ids", {"allowed_token_ids": [100]}),
     ("bad_words", {"bad_words_token_ids": [[]]}),
     ("bad_words", {"bad_words_token_ids": [[1, 100]]}),
+    ("structured_output", {"structured_output": StructuredOutput(kind="xml", value="<a/>")}),
+    ("structured_output", {"structured_output": StructuredOutput(kind="regex")}),
+    ("structured_output", {"structured_output": StructuredOutput(kind="json_object", reasoning_opened=True)}),
+    ("structured_output", {"structured_output": StructuredOutput(kind="json_object", reasoning_start="<think>")}),
 ]
 
 
@@ -58,6 +63,7 @@ def test_a_wrong_field_is_named(field: str, values: dict) -> None:
         {"min_tokens": 16, "max_tokens": 16},
         {"stop_token_ids": [0, 99], "allowed_token_ids": [99], "logit_bias": {0: -100.0, 99: 100.0}},
         {"logprobs": 0, "prompt_logprobs": 20},
+        {"structured_output": StructuredOutput(kind="json_object", reasoning_end="</think>", reasoning_opened=True)},
     ],
 )
 def test_the_limits_themselves_are_allowed(values: dict) -> None:
