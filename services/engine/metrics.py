@@ -44,7 +44,7 @@ class EngineMetrics(Collector):
             ("requests_running", "Requests that the steps compute now.", len(core.scheduler.running)),
             ("requests_waiting", "Requests that wait for room.", len(core.scheduler.waiting)),
             ("kv_blocks_free", "KV blocks that no request uses.", core.num_free_blocks),
-            ("kv_blocks_total", "KV blocks altogether.", core.num_blocks),
+            ("kv_blocks", "KV blocks altogether.", core.num_blocks),
             ("frontends", "Frontends that are connected.", link.num_peers),
         ):
             yield GaugeMetricFamily(f"tandem_engine_{name}", text, value=value)

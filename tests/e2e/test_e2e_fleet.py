@@ -176,9 +176,7 @@ def every_engine_works(cluster: Cluster) -> None:
 def is_idle(engine: Pod) -> bool:
     """Nothing runs, nothing waits, every KV block is free."""
     running = metric(engine, "tandem_engine_requests_running") + metric(engine, "tandem_engine_requests_waiting")
-    return not running and metric(engine, "tandem_engine_kv_blocks_free") == metric(
-        engine, "tandem_engine_kv_blocks_total"
-    )
+    return not running and metric(engine, "tandem_engine_kv_blocks_free") == metric(engine, "tandem_engine_kv_blocks")
 
 
 def test_helm_test_pod_passes(fleet: Fleet) -> None:

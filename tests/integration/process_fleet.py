@@ -136,7 +136,7 @@ class Engine(Member):
         return {
             "running": self.metric("requests_running"),
             "waiting": self.metric("requests_waiting"),
-            "blocks in use": self.metric("kv_blocks_total") - self.metric("kv_blocks_free"),
+            "blocks in use": self.metric("kv_blocks") - self.metric("kv_blocks_free"),
         }
 
 

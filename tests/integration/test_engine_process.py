@@ -108,7 +108,7 @@ def test_it_serves_and_tells_how_it_is(start: Callable[..., EngineProcess]) -> N
         wait_until(lambda: engine.metric("malformed_messages_total") == 1, "the bad message is counted")
     assert engine.metric("generated_tokens_total") == 4
     assert engine.metric("prompt_tokens_total") == 3
-    assert engine.metric("kv_blocks_free") == engine.metric("kv_blocks_total") == 256
+    assert engine.metric("kv_blocks_free") == engine.metric("kv_blocks") == 256
     assert engine.metric("requests_running") == engine.metric("requests_waiting") == 0
     assert engine.metric("step_seconds_count") >= 4
     assert 'requests_finished_total{reason="stop"} 1.0' in engine.get("/metrics")[1]

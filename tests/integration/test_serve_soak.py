@@ -99,8 +99,7 @@ def test_after_2000_requests_every_block_is_free(smollm2: Path, start_server: St
         left = {
             "requests running": metric(engine, "tandem_engine_requests_running"),
             "requests waiting": metric(engine, "tandem_engine_requests_waiting"),
-            "blocks in use": metric(engine, "tandem_engine_kv_blocks_total")
-            - metric(engine, "tandem_engine_kv_blocks_free"),
+            "blocks in use": metric(engine, "tandem_engine_kv_blocks") - metric(engine, "tandem_engine_kv_blocks_free"),
             # The scrape is a request itself, where the frontend counts it.
             "frontend requests": max(0.0, metric(server.url, "tandem_frontend_requests_in_flight") - 1),
             "frontend streams": metric(server.url, "tandem_frontend_streams_in_flight"),

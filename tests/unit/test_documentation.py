@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("name", ["configuration", "scaling"])
+@pytest.mark.parametrize("name", ["configuration", "scaling", "metrics"])
 def test_generated_tables_are_what_the_code_gives(name: str) -> None:
     spec = importlib.util.spec_from_file_location(f"generate_{name}", ROOT / f"docs/generate_{name}.py")
     assert spec is not None
