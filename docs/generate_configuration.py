@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings
 from services.launcher.settings import ServeSettings
+from services.top.settings import TopSettings
 
 DOCUMENT = Path(__file__).with_name("configuration.md")
 _START, _END = "<!-- generated: {} -->", "<!-- end -->"
@@ -29,6 +30,7 @@ def with_tables(document: str) -> str:
         "frontend": (FrontendSettings, FrontendSettings.model_fields.keys() - both),
         "engine": (EngineSettings, EngineSettings.model_fields.keys() - both),
         "serve": (ServeSettings, set(own_of_serve)),
+        "top": (TopSettings, set(TopSettings.model_fields)),
     }
     for name, (settings, fields) in places.items():
         before, found, rest = document.partition(_START.format(name))
@@ -40,10 +42,11 @@ def with_tables(document: str) -> str:
 
 
 def _table(settings: type[BaseSettings], names: set[str]) -> str:
+    prefix = settings.model_config.get("env_prefix", "")
     lines = ["| flag and variable | value | default | what it does |", "|---|---|---|---|"]
     for name, field in settings.model_fields.items():
         if name in names:
-            flag = f"`--{name.replace('_', '-')}`<br>`TANDEM_{name.upper()}`"
+            flag = f"`--{name.replace('_', '-')}`<br>`{prefix}{name.upper()}`"
             lines.append(
                 f"| {flag} | {_value(field.annotation)} | {_default(name, field)} | {_description(name, field)} |"
             )
@@ -58,6 +61,8 @@ def _value(annotation: Any) -> str:
         return _value(next(choice for choice in arguments if choice is not type(None)))
     if origin in (list, tuple):
         return f"list of {_value(arguments[0])}"
+    if origin is typing.Annotated:
+        return _value(arguments[0])
     words = {bool: "yes or no", int: "whole number", float: "number", str: "text", Path: "path"}
     return words.get(annotation, "JSON object")
 

@@ -21,6 +21,7 @@ commands:
   serve      frontends and engines as processes of this machine, on loopback
   frontend   one frontend: HTTP, chat templates, tokenizing, detokenizing
   engine     one engine: scheduler, KV cache, model, sampler
+  top        a running deployment, live in the terminal
 
 `tandem COMMAND --help` shows a command's flags and the environment variable of each."""
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in ("-V", "--version"):
         print(f"tandem {_version()}")
         return 0
-    runners = {"serve": _serve, "frontend": _frontend, "engine": _engine}
+    runners = {"serve": _serve, "frontend": _frontend, "engine": _engine, "top": _top}
     if command not in runners:
         likely = difflib.get_close_matches(command, runners, n=1)
         hint = f" (did you mean {likely[0]!r}?)" if likely else ""
@@ -85,8 +86,18 @@ def _engine(arguments: list[str]) -> int:
     return run(settings)
 
 
+def _top(arguments: list[str]) -> int:
+    from services.top.settings import TopSettings
+
+    settings = read_settings(TopSettings, "tandem top", arguments)
+    from services.top.main import run
+
+    return run(settings)
+
+
 def read_settings(settings_class: type[Settings], program: str, arguments: list[str]) -> Settings:
     """Flags, then TANDEM_… variables, then defaults. Prints what is wrong and exits with 2 where something is."""
+    prefix = settings_class.model_config.get("env_prefix", "")
     source = CliSettingsSource[Any](settings_class, cli_prog_name=program, cli_show_env_vars=True)
     parser = source.root_parser
     parser.usage = f"{program} [flags]"  # forty flags in a row would hide the error below them
@@ -94,12 +105,12 @@ def read_settings(settings_class: type[Settings], program: str, arguments: list[
     try:
         return CliApp.run(settings_class, cli_args=arguments, cli_settings_source=source)
     except ValidationError as error:
-        _refuse(program, [_describe(problem) for problem in error.errors(include_url=False)])
+        _refuse(program, [_describe(problem, prefix) for problem in error.errors(include_url=False)])
     except SettingsError as error:
         _refuse(program, [f'{error} (in a variable, it is JSON: TANDEM_MODELS=\'[{{"model": "some/folder"}}]\')'])
 
 
-def _describe(problem: Any) -> str:
+def _describe(problem: Any, prefix: str) -> str:
     """One of pydantic's errors, under the names that the user wrote. Keys are not repeated."""
     message = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
@@ -107,7 +118,7 @@ def _describe(problem: Any) -> str:
     name, *rest = (str(part) for part in problem["loc"])
     value = "" if "key" in name or isinstance(problem["input"], dict) else f", not {problem['input']!r}"
     place = "".join(f"[{part}]" for part in rest)
-    return f"--{name.replace('_', '-')}{place} (or TANDEM_{name.upper()}): {message}{value}"
+    return f"--{name.replace('_', '-')}{place} (or {prefix}{name.upper()}): {message}{value}"
 
 
 def _refuse(program: str, problems: list[str]) -> NoReturn:
