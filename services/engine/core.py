@@ -49,7 +49,11 @@ class EngineCore:
             max_waiting_requests=settings.max_waiting_requests,
         )
         self.scheduler = Scheduler(
-            self._kv_cache, settings.max_num_seqs, settings.max_num_batched_tokens, settings.max_waiting_requests
+            self._kv_cache,
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            settings.max_waiting_requests,
+            self.statistics,
         )
         self._clock = clock
         self._eos_ids = frozenset(limits.eos_token_ids)
@@ -72,6 +76,11 @@ class EngineCore:
         return self._kv_cache.num_free
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Blocks, used or free, whose content can be shared."""
+        return self._kv_cache.pool.num_stored
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self.scheduler.running or self.scheduler.waiting or self._outputs)
@@ -81,12 +90,15 @@ class EngineCore:
         if add.request_id in self._requests.get(peer, ()):
             logger.warning("frontend %s sent ADD for request %d twice: ignored", peer.hex(), add.request_id)
             return
+        self.statistics.received += 1
         if self.draining:
+            self.statistics.refuse("draining")
             self._answer(peer, add.request_id, FinishReason.HANDED_OVER)
             return
         try:
             request = make_request(peer, add, self.limits, self._eos_ids)
         except InvalidRequest as error:
+            self.statistics.refuse("invalid")
             self._answer(peer, add.request_id, FinishReason.ERROR, error=str(error))
             return
         ended = already_ended(request)
@@ -95,11 +107,14 @@ class EngineCore:
             return
         refusal = self.scheduler.refusal(request)
         if refusal is not None:
+            self.statistics.refuse("invalid")
             self._answer(peer, add.request_id, FinishReason.ERROR, error=refusal)
             return
         if self.scheduler.is_full:
+            self.statistics.refuse("overloaded")
             self._answer(peer, add.request_id, FinishReason.OVERLOADED)
             return
+        request.queued_at = time.perf_counter()
         self.scheduler.add(request)
         self._deadlines.add(request)
         self._requests.setdefault(peer, {})[add.request_id] = request
@@ -144,11 +159,14 @@ class EngineCore:
             sampled = self.executor.execute(step)
             executed = time.perf_counter()
             times.execute = executed - scheduled
+            times.sample = step.sample_seconds
+            # Decodes are a token each.
+            num_tokens = step.num_tokens if self.scheduler.is_prefilling else len(step.scheduled)
             if len(sampled) != len(step.scheduled):
                 raise InvariantError(f"the executor answered {len(sampled)} of {len(step.scheduled)} requests")
             self._take_results(step, sampled)
-            self.statistics.steps += 1
             times.bookkeeping = time.perf_counter() - executed
+            self.statistics.add_step(len(step.scheduled), num_tokens)
         elif self.num_requests and not preempted:
             raise InvariantError(f"{len(self.scheduler.waiting)} requests wait, and none of them can ever run")
         outputs, self._outputs = self._outputs, {}
@@ -254,6 +272,7 @@ class EngineCore:
     def _fill_first_output(self, request: Request, output: RequestOutput) -> bool:
         """Add what comes once. False: the request failed instead."""
         request.has_output = True
+        self.statistics.prefill_seconds.observe(time.perf_counter() - request.admitted_at)
         output.cached_tokens = request.num_cached_tokens or 0
         self.statistics.prompt_tokens += request.num_prompt_tokens
         self.statistics.cached_tokens += output.cached_tokens

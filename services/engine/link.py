@@ -16,6 +16,7 @@ from services.engine.executor.interface import ModelDescription
 from services.engine.kv_cache import BlockEvents
 from services.engine.link_items import CacheContent, Draining, FromPeer, PeerJoined, PeerLeft, StepOutputs, Stop
 from services.engine.mailbox import Inbox, Outbox
+from services.engine.metric_catalogue import STEP_PHASE_SECONDS
 from services.engine.outputs_encoding import encode_outputs
 from services.engine.peers import MAX_PEERS, Peer, RareLog
 from services.engine.router_socket import RouterSocket
@@ -68,6 +69,9 @@ class Link:
     ) -> None:
         self.num_malformed = 0
         self.num_peers = 0
+        self.num_reconnects = 0
+        self.num_lost = 0
+        self.send_seconds = STEP_PHASE_SECONDS.distribution()
         self._description = description
         self._limits = limits
         self._boot_id = boot_id
@@ -84,7 +88,20 @@ class Link:
         self._rare_log = RareLog(logger)
         self._router = RouterSocket(settings.link_host, settings.link_port)
         self.port = self._router.port
+        self.counts = self._router.counts
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+
+    # From any thread
+
+    @property
+    def outbox_length(self) -> int:
+        return len(self._outbox)
+
+    @property
+    def backlog(self) -> tuple[int, int]:
+        """Messages, and their bytes, that wait for frontends which do not read."""
+        behind = tuple(self._behind)
+        return sum(len(peer.backlog) for peer in behind), sum(peer.backlog_bytes for peer in behind)
 
     # From the loop's thread
 
@@ -215,6 +232,7 @@ class Link:
             return
         known = self._peers.pop(identity, None)
         if known is not None:
+            self.num_reconnects += 1
             self._behind.discard(known)
         peer = Peer(identity, last_heard=now)
         self._peers[identity] = peer
@@ -237,7 +255,10 @@ class Link:
 
     def _send_item(self, item: StepOutputs | CacheContent | Draining, now: float) -> None:
         if isinstance(item, StepOutputs):
+            began = time.perf_counter()
             self._send_step(item, now)
+            if item.outputs:
+                self.send_seconds.observe(time.perf_counter() - began)
         elif isinstance(item, CacheContent):
             peer = self._peers.get(item.peer)
             if peer is not None:
@@ -312,6 +333,7 @@ class Link:
 
     def _lose(self, peer: Peer, reason: str) -> None:
         if self._peers.get(peer.identity) is peer:
+            self.num_lost += 1
             logger.warning("Frontend %s is taken for dead, its requests are aborted: %s", peer.name, reason)
             self._forget(peer)
 

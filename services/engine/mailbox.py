@@ -23,6 +23,9 @@ class Inbox(Generic[Item]):
         self._bytes = 0
         self._changed = threading.Condition()
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     @property
     def is_full(self) -> bool:
         return self._bytes >= self._max_bytes
@@ -57,6 +60,9 @@ class Outbox(Generic[Item]):
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     @property
     def descriptor(self) -> int:

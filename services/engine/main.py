@@ -61,12 +61,12 @@ class _Engine:
         self._signal: int | None = None
         self._wake = threading.Event()
         self._failed = False
-        self._metrics = EngineMetrics(lambda: self._serving)
+        self._metrics = EngineMetrics(settings, lambda: self._serving, self._not_ready)
 
     def run(self) -> int:
         settings = self._settings
         probes = Probes(
-            settings.probe_host, settings.probe_port, self._unhealthy, self._not_ready, self._metrics.registry
+            settings.probe_host, settings.probe_port, self._unhealthy, self._not_ready, self._metrics.exposition
         )
         probes.start()
         if settings.ready_file is not None:
@@ -122,7 +122,7 @@ class _Engine:
         link.start(core.load())
         loop.start(link)
         self._loop = loop
-        self._serving = Serving(core, link)
+        self._serving = Serving(core, link, inbox)
         logger.info(
             "Serving %s: %d KV blocks of %d tokens, link on port %d, probes on port %d",
             executor.description.name,

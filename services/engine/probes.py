@@ -10,8 +10,6 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-
 logger = logging.getLogger(__name__)
 
 SOCKET_TIMEOUT = 10.0
@@ -21,6 +19,8 @@ MAX_CONNECTIONS = 32
 
 # Why it is not alive, or not ready; None where it is.
 Verdict = Callable[[], str | None]
+# The metrics in the format that an Accept header asks for, and their content type.
+Exposition = Callable[[str], tuple[bytes, str]]
 
 
 class ProbesBindError(Exception):
@@ -30,14 +30,12 @@ class ProbesBindError(Exception):
 class Probes:
     """Binds in the constructor, answers from `start` on."""
 
-    def __init__(
-        self, host: str, port: int, unhealthy: Verdict, not_ready: Verdict, registry: CollectorRegistry
-    ) -> None:
+    def __init__(self, host: str, port: int, unhealthy: Verdict, not_ready: Verdict, exposition: Exposition) -> None:
         class Handler(_Handler):
             answers = {  # noqa: RUF012
-                "/health/live": lambda: _answer_health(unhealthy()),
-                "/health/ready": lambda: _answer_health(not_ready()),
-                "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+                "/health/live": lambda accept: _answer_health(unhealthy()),
+                "/health/ready": lambda accept: _answer_health(not_ready()),
+                "/metrics": lambda accept: (200, *exposition(accept)),
             }
 
         class Server(_BoundedServer):
@@ -62,8 +60,8 @@ class Probes:
         self._server.server_close()
 
 
-def _answer_health(trouble: str | None) -> tuple[int, str, bytes]:
-    return (200, "text/plain", b"ok\n") if trouble is None else (503, "text/plain", f"{trouble}\n".encode())
+def _answer_health(trouble: str | None) -> tuple[int, bytes, str]:
+    return (200, b"ok\n", "text/plain") if trouble is None else (503, f"{trouble}\n".encode(), "text/plain")
 
 
 class _BoundedServer(ThreadingHTTPServer):
@@ -97,13 +95,14 @@ class _BoundedServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    answers: dict[str, Callable[[], tuple[int, str, bytes]]]
+    answers: dict[str, Callable[[str], tuple[int, bytes, str]]]
     protocol_version = "HTTP/1.1"
     timeout = SOCKET_TIMEOUT
 
     def do_GET(self) -> None:
         answer = self.answers.get(self.path.partition("?")[0])
-        status, content_type, body = answer() if answer else (404, "text/plain", b"not found\n")
+        accept = self.headers.get("Accept", "")
+        status, body, content_type = answer(accept) if answer else (404, b"not found\n", "text/plain")
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

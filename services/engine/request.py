@@ -65,6 +65,10 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] | None = None
     has_output: bool = False  # whether this engine has sent an output of it
 
+    # When it was queued, and when first admitted, in seconds of time.perf_counter.
+    queued_at: float = 0.0
+    admitted_at: float = 0.0
+
     @property
     def order(self) -> tuple[int, float, int]:
         """The lower runs first, and is preempted last."""
@@ -102,6 +106,7 @@ class Step:
     """
 
     scheduled: list[ScheduledRequest]
+    sample_seconds: float = 0.0  # of the executor's time, what went into choosing tokens; it fills this in
 
     @property
     def num_tokens(self) -> int:

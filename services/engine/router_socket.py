@@ -1,5 +1,7 @@
 """The ZMQ socket under the engine's link. `link` alone uses it, from one thread once it has started."""
 
+from dataclasses import dataclass
+
 import zmq
 
 from shared.protocol import MAX_MESSAGE_BYTES
@@ -11,11 +13,22 @@ class LinkBindError(Exception):
     """The link's port cannot be bound. The message says which and why."""
 
 
+@dataclass(slots=True)
+class LinkCounts:
+    """What went over the socket since the start."""
+
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
 class RouterSocket:
     """A bound ROUTER. A frontend that comes back under its identity takes over from its dead connection, and
     sending to one that is not there fails instead of vanishing."""
 
     def __init__(self, host: str, port: int) -> None:
+        self.counts = LinkCounts()
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.set(zmq.IPV6, 1)
@@ -39,9 +52,12 @@ class RouterSocket:
     def receive(self) -> list[bytes] | None:
         """The next message's frames, the sender's identity first; None where there is none yet."""
         try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        self.counts.messages_in += 1
+        self.counts.bytes_in += len(frames[-1])
+        return frames
 
     def send(self, identity: bytes, data: bytes) -> bool | None:
         """False: the peer takes nothing now. None: there is no such peer any more."""
@@ -53,6 +69,8 @@ class RouterSocket:
             if error.errno == zmq.EHOSTUNREACH:
                 return None
             raise
+        self.counts.messages_out += 1
+        self.counts.bytes_out += len(data)
         return True
 
     def close(self, linger: float) -> None:

@@ -5,11 +5,13 @@ closer; chunked prefill, prefix hits, preempted and resumed requests are all tha
 """
 
 import itertools
+import time
 from bisect import bisect_left, insort
 from operator import attrgetter
 
 from services.engine.kv_cache import KVCache
 from services.engine.request import Request, RequestStatus, ScheduledRequest, Step
+from services.engine.statistics import Statistics
 
 _order = attrgetter("order")
 
@@ -23,9 +25,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, kv_cache: KVCache, max_num_seqs: int, max_num_batched_tokens: int, max_waiting_requests: int
+        self,
+        kv_cache: KVCache,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_waiting_requests: int,
+        statistics: Statistics | None = None,
     ) -> None:
         self.kv_cache = kv_cache
+        self._statistics = Statistics() if statistics is None else statistics
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_waiting_requests = max_waiting_requests
@@ -40,6 +48,11 @@ class Scheduler:
     def is_full(self) -> bool:
         """Whether the waiting queue takes no more. Preempted requests count, but always find their place."""
         return len(self.waiting) >= self.max_waiting_requests
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether the last step may have computed more than one token of some request."""
+        return bool(self._prefilling)
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -157,7 +170,13 @@ class Scheduler:
         self._dequeue(request)
         request.status = RequestStatus.RUNNING
         self.running[request] = None
+        statistics = self._statistics
+        if self.kv_cache.shares(request):
+            statistics.prefix_queried_tokens += len(request.token_ids)
+            statistics.prefix_hit_tokens += request.num_computed_tokens
         if request.num_cached_tokens is None:
+            request.admitted_at = time.perf_counter()
+            statistics.queue_seconds.observe(request.admitted_at - request.queued_at)
             request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         return True
 

@@ -111,7 +111,8 @@ class SimulatedExecutor:
     def execute(self, step: Step) -> list[SampledToken]:
         began = time.perf_counter()
         sampled = [self._sample(scheduled) for scheduled in step.scheduled]
-        rest = self._timing.milliseconds(step) / 1000 - (time.perf_counter() - began)
+        step.sample_seconds = time.perf_counter() - began
+        rest = self._timing.milliseconds(step) / 1000 - step.sample_seconds
         if rest > 0:
             self._sleep(rest)
         return sampled

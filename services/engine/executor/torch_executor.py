@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.engine.executor.interface import ModelDescription
+from services.engine.executor.step_clock import StepClock
 from services.engine.model.batch import Batch, build_batch
 from services.engine.model.cpu_threads import usable_threads
 from services.engine.model.errors import ModelLoadError
@@ -77,6 +78,7 @@ class TorchExecutor:
         )
         self._attention = loaded.make_attention(self._pool)
         self._device = loaded.device
+        self._clock = StepClock(loaded.device)
         self._vocab_size = loaded.model.vocab_size
         self._sampler = sampler or _make_sampler(settings, loaded, limits.eos_token_ids)
         self.description = ModelDescription(
@@ -128,6 +130,7 @@ class TorchExecutor:
                 return results
             batch = self._build_batch([share for _, share in shares])
         self._run(shares, batch, results)
+        step.sample_seconds = self._clock.sample_seconds()
         return results
 
     def release(self, request: Request) -> None:
@@ -172,10 +175,14 @@ class TorchExecutor:
             row += share.num_tokens
         row_indices = torch.tensor(rows + prompt_rows, dtype=torch.int64, device=self._device)
         model = self.loaded.model
+        self._clock.forward_begins()
         states = model.forward(batch, row_indices, self._attention)
 
         if sampling:
-            tokens = self._sampler.sample(model.logits(states[: len(rows)]), [request for _, request in sampling])
+            logits = model.logits(states[: len(rows)])
+            self._clock.sampling_begins()
+            tokens = self._sampler.sample(logits, [request for _, request in sampling])
+            self._clock.sampling_ends()
             for (i, _), token in zip(sampling, tokens, strict=True):
                 results[i] = token
         at = len(rows)

@@ -52,6 +52,11 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_stored(self) -> int:
+        """Blocks whose content can be shared."""
+        return len(self._block_of_hash)
+
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0
 

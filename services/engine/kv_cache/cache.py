@@ -65,7 +65,7 @@ class KVCache:
         num_taken = num_new + sum(pool.is_free(block) for block in hits)
         if num_taken > room:
             hashes = request.block_hashes
-            missing = hashes[len(hits)] if self._shares(request) and len(hits) < len(hashes) else None
+            missing = hashes[len(hits)] if self.shares(request) and len(hits) < len(hashes) else None
             self._refused = _Refused(request, room, missing)
             return False
         self._refused = None
@@ -114,7 +114,7 @@ class KVCache:
         self.pool.check(references)
 
     def _find_prefix(self, request: Request) -> tuple[list[int], int]:
-        if not self._shares(request):
+        if not self.shares(request):
             return [], 0
         blocks: list[int] = []
         parent: int | str = request.cache_salt
@@ -127,7 +127,7 @@ class KVCache:
             parent = stored.serial
         return blocks, parent if isinstance(parent, int) else 0
 
-    def _shares(self, request: Request) -> bool:
+    def shares(self, request: Request) -> bool:
         """Whether it takes blocks that others computed. Logprobs of the prompt need every position computed."""
         return self.enable_prefix_caching and request.prompt_logprobs is None
 

@@ -28,6 +28,7 @@ from services.frontend.http.state import FrontendState
 from services.frontend.prompts.errors import InvalidPrompt
 from services.frontend.settings import FrontendSettings
 from shared.sampling_params import InvalidSamplingParams
+from shared.version import server_version
 
 
 def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel]) -> FastAPI:
@@ -49,7 +50,7 @@ def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel])
     app = FastAPI(
         title="Tandem",
         description="An OpenAI-compatible API for language models.",
-        version=health.server_version(),
+        version=server_version(),
         lifespan=lifespan,
         middleware=_middleware(settings, state, keys),
         redoc_url=None,

@@ -1,7 +1,5 @@
 """Probes, metrics and the version. None of them needs an API key."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,6 +7,7 @@ from starlette.responses import Response
 from services.frontend.http.json_bytes import json_bytes
 from services.frontend.http.schemas.responses import Health, Version
 from services.frontend.http.state import frontend_state
+from shared.version import server_version
 
 router = APIRouter()
 
@@ -47,10 +46,3 @@ async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     state = frontend_state(request)
     return Response(state.metrics.exposition(), headers={"content-type": state.metrics.content_type})
-
-
-def server_version() -> str:
-    try:
-        return version("tandem")
-    except PackageNotFoundError:  # run from the source tree
-        return "0.0.0+source"

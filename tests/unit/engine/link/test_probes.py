@@ -6,7 +6,6 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from services.engine import probes
 from services.engine.probes import Probes
@@ -15,7 +14,7 @@ from services.engine.probes import Probes
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(probes, "MAX_CONNECTIONS", 4)
-    server = Probes("127.0.0.1", 0, lambda: None, lambda: "it loads", CollectorRegistry())
+    server = Probes("127.0.0.1", 0, lambda: None, lambda: "it loads", lambda accept: (b"", "text/plain"))
     server.start()
     yield server.port
     server.close()

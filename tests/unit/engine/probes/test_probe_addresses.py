@@ -4,7 +4,6 @@ import socket
 import urllib.request
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from services.engine.probes import Probes
 
@@ -16,7 +15,7 @@ def test_the_probes_answer(host: str) -> None:
             socket.create_server((host, 0), family=socket.AF_INET6).close()
         except OSError:
             pytest.skip("no IPv6 here")
-    probes = Probes(host, 0, lambda: None, lambda: "loading", CollectorRegistry())
+    probes = Probes(host, 0, lambda: None, lambda: "loading", lambda accept: (b"", "text/plain"))
     probes.start()
     try:
         address = f"[{host}]" if ":" in host else host
