@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.frontend.generation import Generation, GenerationError
@@ -65,9 +65,17 @@ class Choices:
     async def next(self) -> list[tuple[int, Delta]]:
         """Wait for what the choices have made since the last call. Where one has failed, `error` is set, and what
         was made before it is still returned; its finish reason then is none that a client may see."""
-        if self.done:
-            return []
-        deltas = await self._collector.get()
+        return [] if self.done else self._looked_at(await self._collector.get())
+
+    def take(self) -> list[tuple[int, Delta]]:
+        """As `next`, without waiting: what there is."""
+        return [] if self.done else self._looked_at(self._collector.take())
+
+    def notify(self, wake: Callable[[], None] | None) -> None:
+        """Have `wake` called once, as soon as `take` would give something."""
+        self._collector.notify(wake)
+
+    def _looked_at(self, deltas: list[tuple[int, Delta]]) -> list[tuple[int, Delta]]:
         for index, delta in deltas:
             if delta.error is not None:
                 self.error = self.error or delta.error
@@ -76,7 +84,7 @@ class Choices:
                 if delta.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
                     self.error = self.error or self._given_up(delta.finish_reason)
                     delta.finish_reason = None
-        if not deltas and self.error is None:
+        if not deltas and self._collector.done and self.error is None:
             self.error = GenerationError("the request ended without a finish reason", 500)
         return deltas
 

@@ -5,6 +5,7 @@ server.py hands it to uvicorn. What is larger or slower than any client's reques
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -20,7 +21,37 @@ HEAD_SECONDS = 75.0
 MAX_PIPELINED = 8
 MAX_PIPELINED_BODY_BYTES = 65_536
 
+# Where an application finds its answer's ResponseBody in the ASGI scope.
+RESPONSE_BODY = "tandem.response_body"
+
 _UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
+
+
+class ResponseBody:
+    """The body of one answer, for pieces that are written from outside its task: between the start and the end of the
+    answer, which go through ASGI's `send`. `on_writable` is called when the client has read enough of what it had."""
+
+    __slots__ = ("_cycle", "_flow", "_transport", "on_writable")
+
+    def __init__(self, cycle: Any) -> None:
+        self.on_writable: Callable[[], None] | None = None
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._transport = cycle.transport
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the answer has begun, in a form that `write` can continue."""
+        return bool(self._cycle.response_started and self._cycle.chunked_encoding)
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the client reads too slowly: what is written all the same waits in memory."""
+        return not self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        if not self._cycle.disconnected:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class Protocol(HttpToolsProtocol):
@@ -33,6 +64,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._running: Any = None  # the request that is being answered
+        self._body: ResponseBody | None = None  # of its answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -83,7 +115,13 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        self._body = cycle.scope[RESPONSE_BODY] = ResponseBody(cycle)
         super()._start_asgi_task(cycle, app)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._body is not None and self._body.on_writable is not None:
+            self._body.on_writable()
 
     def _expect_head(self) -> None:
         if self._head_timer is None:

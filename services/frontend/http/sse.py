@@ -1,4 +1,4 @@
-"""A stream of chunks as server-sent events, written straight to ASGI.
+"""A stream of chunks as server-sent events. `stream_writer` writes what is between its beginning and its end.
 
 The status line waits for the first token, so that a request which an engine refuses still gets its own status, but
 no longer than `stream_keep_alive`: then, and whenever so much time passes without a chunk, a comment is sent, for
@@ -17,7 +17,9 @@ from services.frontend.http.answer import DONE, Chunks, error_chunk
 from services.frontend.http.choices import Choices
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.errors import ClientDisconnected, api_error
+from services.frontend.http.protocol import RESPONSE_BODY, ResponseBody
 from services.frontend.http.state import FrontendState
+from services.frontend.http.stream_writer import StreamWriter
 from services.frontend.output.collector import Delta
 
 logger = logging.getLogger(__name__)
@@ -69,19 +71,23 @@ class EventStream(Response):
             if error is not None and not any(_has_output(delta) for _, delta in deltas):
                 raise error
             await send(start)
-        more = True
-        while more:
+        while True:
             frames = self._frames(deltas)
             more = not self._choices.done
-            if not more:
-                frames += DONE
             if frames:
                 # Waits while the client reads slowly; meanwhile the collector merges what comes.
                 await send({"type": "http.response.body", "body": frames, "more_body": more})
-            if more:
-                deltas = await self._next()
-                if deltas is None:
-                    deltas = await self._next_keeping_alive(send)
+            if not more:
+                return
+            body: ResponseBody | None = scope.get(RESPONSE_BODY)
+            if body is not None and body.is_chunked:
+                break
+            # Another server than ours.
+            deltas = await self._next()
+            if deltas is None:
+                deltas = await self._next_keeping_alive(send)
+        writer = StreamWriter(self._state.pump, body, self._choices, self._frames, _KEEP_ALIVE, self._keep_alive)
+        await send({"type": "http.response.body", "body": await writer.run(), "more_body": False})
 
     async def _next(self) -> list[tuple[int, Delta]] | None:
         """What is new, or None where nothing was for so long that the client should hear of it."""
@@ -102,13 +108,13 @@ class EventStream(Response):
         try:
             frames = self._chunks.write(deltas)
             if self._choices.error is not None:
-                return frames + self._chunks.fail() + error_chunk(api_error(self._choices.error))
-            return frames + self._chunks.end() if self._choices.done else frames
+                return frames + self._chunks.fail() + error_chunk(api_error(self._choices.error)) + DONE
+            return frames + self._chunks.end() + DONE if self._choices.done else frames
         except Exception as error:
             logger.exception("Cannot write a chunk; this stream ends with an error, others go on")
             self._choices.error = GenerationError("the answer could not be written")
             self._choices.close()
-            return self._chunks.fail() + error_chunk(api_error(error))
+            return self._chunks.fail() + error_chunk(api_error(error)) + DONE
 
 
 def _has_output(delta: Delta) -> bool:

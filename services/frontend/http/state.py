@@ -10,6 +10,7 @@ from services.frontend.http.choices import Choices
 from services.frontend.http.errors import ApiError, bad_request
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.metrics import Metrics
+from services.frontend.http.stream_writer import StreamPump
 from services.frontend.settings import FrontendSettings
 
 
@@ -20,6 +21,7 @@ class FrontendState:
         self.settings = settings
         self.models = list(models)
         self.metrics = Metrics(self.models)
+        self.pump = StreamPump()
         self.draining = False
         self._by_name: dict[str, LoadedModel] = {}
         self._preparing = 0

@@ -20,6 +20,17 @@ class WholeCollector(Collector):
         if delta.error is not None or not self._unfinished:
             self._complete.set()
 
+    def take(self) -> list[tuple[int, Delta]]:
+        """One delta for each choice that has any."""
+        whole: list[tuple[int, Delta]] = []
+        for index, unread in enumerate(self._unread):
+            if unread:
+                delta = unread.pop()
+                while unread:
+                    delta = unread.pop().merge(delta)
+                whole.append((index, delta))
+        return whole
+
     async def get(self) -> list[tuple[int, Delta]]:
         await self._complete.wait()
         return await super().get()

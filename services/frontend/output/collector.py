@@ -1,14 +1,19 @@
 """Holds what one HTTP request has not read yet, for all its choices: processors put, the response's writer gets.
 
-A slow client gets fewer, larger deltas and never less text: what is unread is merged, so the number of objects grows
-with the logarithm of the tokens, and no character is copied more often than that.
+A reader that keeps up gets each step's delta by itself. A slow one gets fewer, larger deltas and never less text: past
+a few, what is unread is merged, so the number of objects grows with the logarithm of the tokens, and no character is
+copied more often than that.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.frontend.generation import GenerationError
 from shared.protocol import FinishReason, TokenLogprobs
+
+# Unread deltas of one choice up to which none is merged: a reader that is a few steps late has not fallen behind.
+UNMERGED = 16
 
 
 @dataclass(slots=True)
@@ -49,12 +54,13 @@ class Delta:
 
 
 class Collector:
-    """All choices of one HTTP request. Everything runs on the event loop; there is one reader."""
+    """All choices of one HTTP request. Everything runs on the event loop; there is one reader, which either waits
+    (`get`) or is told (`notify`) and then takes."""
 
     def __init__(self, num_choices: int) -> None:
         self._unread: list[list[Delta]] = [[] for _ in range(num_choices)]
         self._running = set(range(num_choices))
-        self._waiter: asyncio.Future[None] | None = None
+        self._wake: Callable[[], None] | None = None
 
     @property
     def done(self) -> bool:
@@ -66,36 +72,47 @@ class Collector:
         if index not in self._running:
             return  # its end may still be unread: nothing is to be merged into it
         unread = self._unread[index]
-        # Only runs of similar size are merged, as in a binary counter: merging into one growing string would copy
-        # all that is unread for every token.
-        while unread and len(unread[-1].token_ids) <= len(delta.token_ids):
-            delta = unread.pop().merge(delta)
+        if len(unread) >= UNMERGED:
+            # Only runs of similar size are merged, as in a binary counter: merging into one growing string would
+            # copy all that is unread for every token.
+            while unread and len(unread[-1].token_ids) <= len(delta.token_ids):
+                delta = unread.pop().merge(delta)
         unread.append(delta)
         if delta.finish_reason is not None or delta.error is not None:
             self._running.discard(index)
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        wake = self._wake
+        if wake is not None:
+            self._wake = None
+            wake()
 
     def fail(self, error: GenerationError) -> None:
         """End the answer with an error, unless every choice has ended."""
         if self._running:
             self.put(min(self._running), Delta(error=error))
 
-    async def get(self) -> list[tuple[int, Delta]]:
-        """Wait until something is there, and take all of it, in choice order; an empty list once all is done."""
-        while not any(self._unread):
-            if not self._running:
-                return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    def notify(self, wake: Callable[[], None] | None) -> None:
+        """Have `wake` called once, as soon as there is something to take: perhaps at once. It must not take it itself.
+        None: no more."""
+        if wake is not None and any(self._unread):
+            wake()
+        else:
+            self._wake = wake
+
+    def take(self) -> list[tuple[int, Delta]]:
+        """All that is there, in choice order; of one choice there may be several."""
         ready: list[tuple[int, Delta]] = []
         for index, unread in enumerate(self._unread):
             if unread:
-                delta = unread.pop()
-                while unread:
-                    delta = unread.pop().merge(delta)
-                ready.append((index, delta))
+                ready += [(index, delta) for delta in unread]
+                unread.clear()
         return ready
+
+    async def get(self) -> list[tuple[int, Delta]]:
+        """Wait until something is there, and take all of it; an empty list once all is done."""
+        while not any(self._unread):
+            if not self._running:
+                return []
+            readable = asyncio.Event()
+            self._wake = readable.set
+            await readable.wait()
+        return self.take()

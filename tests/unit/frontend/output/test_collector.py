@@ -1,11 +1,12 @@
 """A reader that is slow gets less often, never less; a reader that waits is woken once."""
 
 import asyncio
+import functools
 
 import pytest
 
 from services.frontend.generation import GenerationError
-from services.frontend.output.collector import Collector, Delta
+from services.frontend.output.collector import UNMERGED, Collector, Delta
 from shared.protocol import FinishReason, TokenLogprobs
 
 
@@ -20,15 +21,29 @@ def piece(number: int) -> Delta:
     )
 
 
-def test_unread_deltas_become_one_and_nothing_is_lost() -> None:
+def merged(deltas: list[tuple[int, Delta]]) -> Delta:
+    """What one choice got, as one."""
+    assert {index for index, _ in deltas} == {0}
+    return functools.reduce(Delta.merge, [delta for _, delta in deltas])
+
+
+def test_a_few_unread_deltas_stay_apart() -> None:
+    collector = Collector(1)
+    pieces = [piece(number) for number in range(UNMERGED)]
+    for each in pieces:
+        collector.put(0, each)
+    assert collector.take() == [(0, each) for each in pieces]
+    assert collector.take() == []
+
+
+def test_many_unread_deltas_become_few_and_nothing_is_lost() -> None:
     async def run() -> None:
         collector = Collector(1)
         for number in range(1000):
             collector.put(0, piece(number))
-            assert len(collector._unread[0]) <= 10
+            assert len(collector._unread[0]) <= 2 * UNMERGED
         collector.put(0, Delta(completion_tokens=1000, finish_reason=FinishReason.STOP, stop_reason="x"))
-        [(index, delta)] = await collector.get()
-        assert index == 0
+        delta = merged(await collector.get())
         assert delta.content == "".join(f"{number} " for number in range(1000))
         assert delta.token_ids == list(range(1000))
         assert delta.logprobs is not None
@@ -45,9 +60,9 @@ def test_merging_leaves_the_lists_of_others_alone() -> None:
     async def run() -> None:
         theirs = [1]
         collector = Collector(1)
-        collector.put(0, Delta(token_ids=theirs))
-        collector.put(0, Delta(token_ids=[2]))
-        assert (await collector.get())[0][1].token_ids == [1, 2]
+        for token_id in range(1, UNMERGED + 2):
+            collector.put(0, Delta(token_ids=theirs if token_id == 1 else [token_id]))
+        assert merged(await collector.get()).token_ids == list(range(1, UNMERGED + 2))
         assert theirs == [1]
 
     asyncio.run(run())
@@ -90,9 +105,27 @@ def test_a_waiting_reader_wakes_once_for_all_that_one_pass_of_the_loop_put() -> 
         collector.put(1, Delta(finish_reason=FinishReason.STOP))
         await reader
         assert len(wakes) == 1
-        assert [delta.content for _, delta in wakes[0]] == ["0 1 2 3 4 "] * 2
+        for choice in range(2):
+            text = "".join(delta.content for index, delta in wakes[0] if index == choice)
+            assert text == "0 1 2 3 4 "
 
     asyncio.run(run())
+
+
+def test_a_reader_that_is_told_is_told_once_until_it_asks_again() -> None:
+    collector = Collector(1)
+    told: list[str] = []
+    collector.notify(lambda: told.append("first"))
+    collector.put(0, piece(0))
+    collector.put(0, piece(1))
+    assert told == ["first"]
+    collector.notify(lambda: told.append("there is something already"))
+    assert told == ["first", "there is something already"]
+    collector.take()
+    collector.notify(lambda: told.append("never"))
+    collector.notify(None)
+    collector.put(0, piece(2))
+    assert len(told) == 2
 
 
 def test_a_reader_that_was_cancelled_leaves_a_collector_that_works() -> None:

@@ -1,6 +1,6 @@
 """The whole way of one choice: token ids in, deltas out, the same however steps group the tokens."""
 
-import asyncio
+import functools
 import logging
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from tests.unit.frontend.output.strategies import cut
 
 def drain(collector: Collector) -> Delta:
     """All that is unread of a single choice, as one delta."""
-    return asyncio.run(collector.get())[0][1]
+    return functools.reduce(Delta.merge, [delta for _, delta in collector.take()])
 
 
 def process(
@@ -187,7 +187,7 @@ def test_an_error_while_decoding_is_that_requests_alone(
         assert broken.accept(RequestOutput(1, [5]))
     assert "Invalid prefix" in caplog.text
     assert not other.accept(RequestOutput(2, tokenizer.encode("Hi", add_special_tokens=False)))
-    (_, failed), (_, fine) = asyncio.run(collector.get())
+    (_, failed), (_, fine) = collector.take()
     assert failed.error is not None
     assert fine.content == "Hi"
 
