@@ -7,6 +7,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
@@ -22,8 +23,15 @@ commands:
   frontend   one frontend: HTTP, chat templates, tokenizing, detokenizing
   engine     one engine: scheduler, KV cache, model, sampler
   top        a running deployment, live in the terminal
+  keygen     a folder of new keys for --link-keys: `tandem keygen FOLDER`
 
 `tandem COMMAND --help` shows a command's flags and the environment variable of each."""
+
+KEYGEN_USAGE = """\
+usage: tandem keygen FOLDER
+
+Makes a key pair for engines and one for frontends, in FOLDER, for the --link-keys of both. Of its four files an engine
+needs engine.secret and frontend.public, a frontend frontend.secret and engine.public. Nothing is overwritten."""
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -39,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in ("-V", "--version"):
         print(f"tandem {_version()}")
         return 0
-    runners = {"serve": _serve, "frontend": _frontend, "engine": _engine, "top": _top}
+    runners = {"serve": _serve, "frontend": _frontend, "engine": _engine, "top": _top, "keygen": _keygen}
     if command not in runners:
         likely = difflib.get_close_matches(command, runners, n=1)
         hint = f" (did you mean {likely[0]!r}?)" if likely else ""
@@ -93,6 +101,21 @@ def _top(arguments: list[str]) -> int:
     from services.top.main import run
 
     return run(settings)
+
+
+def _keygen(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print(KEYGEN_USAGE, file=sys.stderr if arguments not in (["-h"], ["--help"]) else sys.stdout)
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    from shared.link_keys import LinkKeysError, write_link_keys
+
+    try:
+        written = write_link_keys(Path(arguments[0]))
+    except (LinkKeysError, OSError) as error:
+        print(f"tandem keygen: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(map(str, written)))
+    return 0
 
 
 def read_settings(settings_class: type[Settings], program: str, arguments: list[str]) -> Settings:

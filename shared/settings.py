@@ -1,6 +1,7 @@
 """Settings that both services have, and how they are read: flags, then TANDEM_… variables, then defaults."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
@@ -41,6 +42,10 @@ class ServiceSettings(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="The least serious log line shown."
+    )
+    link_keys: Path | None = Field(
+        None,
+        description="A folder of keys (see tandem keygen): the link is encrypted, and lets in only who has one.",
     )
 
 

@@ -21,6 +21,7 @@ from services.engine.outputs_encoding import encode_outputs
 from services.engine.peers import MAX_PEERS, Peer, RareLog
 from services.engine.router_socket import RouterSocket
 from services.engine.settings import EngineSettings
+from shared.link_keys import LinkKeys
 from shared.protocol import (
     MAX_BLOCK_HASHES_PER_MESSAGE,
     PROTOCOL_VERSION,
@@ -66,6 +67,7 @@ class Link:
         inbox: Inbox[FromPeer],
         is_alive: Callable[[], bool],
         on_end: Callable[[BaseException | None], None],
+        keys: LinkKeys | None = None,
     ) -> None:
         self.num_malformed = 0
         self.num_peers = 0
@@ -86,7 +88,8 @@ class Link:
         self._peers: dict[bytes, Peer] = {}
         self._behind: set[Peer] = set()  # those with a backlog
         self._rare_log = RareLog(logger)
-        self._router = RouterSocket(settings.link_host, settings.link_port)
+        self._router = RouterSocket(settings.link_host, settings.link_port, keys)
+        self.handshake_failures = self._router.gatekeeper.failures
         self.port = self._router.port
         self.counts = self._router.counts
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -146,6 +149,9 @@ class Link:
     def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._outbox.descriptor, zmq.POLLIN)
+        gatekeeper = self._router.gatekeeper
+        for socket in gatekeeper.sockets:
+            poller.register(socket, zmq.POLLIN)
         reading = False
         next_tick = last_pass = deaf_since = time.monotonic()
         while True:
@@ -171,6 +177,7 @@ class Link:
                     self._flush(now + item.linger)
                     return
                 self._send_item(item, now)
+            gatekeeper.attend(ready)
             if self._router.socket in ready:
                 self._read(now)
             if self._behind:

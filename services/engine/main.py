@@ -19,6 +19,7 @@ from services.engine.metrics import EngineMetrics, Serving
 from services.engine.probes import Probes, ProbesBindError
 from services.engine.router_socket import LinkBindError
 from services.engine.settings import EngineSettings
+from shared.link_keys import LinkKeysError, read_link_keys
 from shared.logging import configure_logging
 from shared.model_source import ModelSourceError
 from shared.protocol import new_boot_id
@@ -46,7 +47,7 @@ def run(settings: EngineSettings) -> int:
     signal.signal(signal.SIGINT, engine.on_signal)
     try:
         return engine.run()
-    except (EngineStartError, ModelSourceError, LinkBindError, ProbesBindError) as error:
+    except (EngineStartError, ModelSourceError, LinkBindError, LinkKeysError, ProbesBindError) as error:
         logger.critical("%s", error)
         return 1
 
@@ -65,6 +66,8 @@ class _Engine:
 
     def run(self) -> int:
         settings = self._settings
+        # Before the model, which takes minutes to load.
+        self._link_keys = None if settings.link_keys is None else read_link_keys(settings.link_keys, "engine")
         probes = Probes(
             settings.probe_host, settings.probe_port, self._unhealthy, self._not_ready, self._metrics.exposition
         )
@@ -115,6 +118,7 @@ class _Engine:
             inbox,
             is_alive=lambda: self._unhealthy() is None,
             on_end=self._on_thread_end,
+            keys=self._link_keys,
         )
         # What was loaded stays: the garbage collector need not look at it again and again.
         gc.collect()

@@ -116,5 +116,12 @@ LINK_BACKLOG_BYTES = Metric(
 MALFORMED_MESSAGES = Metric(
     "tandem_engine_malformed_messages_total", "counter", "Messages of frontends that were dropped."
 )
+HANDSHAKE_FAILURES = Metric(
+    "tandem_engine_handshake_failures_total",
+    "counter",
+    "Connections to the link that came to nothing: unknown_key (of a frontend), wrong_engine_key (it knows another), "
+    "encryption_mismatch (one side has --link-keys), protocol_error, unfinished (closed or silent before its end).",
+    ("reason",),
+)
 
 CATALOGUE = tuple(value for value in globals().values() if isinstance(value, Metric))

@@ -116,4 +116,5 @@ class EngineMetrics(Collector):
             },
             catalogue.LINK_BACKLOG_BYTES: {(): backlog_bytes},
             catalogue.MALFORMED_MESSAGES: {(): link.num_malformed},
+            catalogue.HANDSHAKE_FAILURES: {(reason,): count for reason, count in link.handshake_failures.items()},
         }

@@ -4,9 +4,13 @@ from dataclasses import dataclass
 
 import zmq
 
+from services.engine.gatekeeper import Gatekeeper
+from shared.link_keys import CURVE_OVERHEAD_BYTES, LinkKeys
 from shared.protocol import MAX_MESSAGE_BYTES
 
 QUEUED_MESSAGES_PER_PEER = 1000
+# A connection that says nothing holds a descriptor no longer.
+HANDSHAKE_TIMEOUT_MS = 10_000
 
 
 class LinkBindError(Exception):
@@ -27,16 +31,18 @@ class RouterSocket:
     """A bound ROUTER. A frontend that comes back under its identity takes over from its dead connection, and
     sending to one that is not there fails instead of vanishing."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, keys: LinkKeys | None = None) -> None:
         self.counts = LinkCounts()
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.set(zmq.IPV6, 1)
         self.socket.set(zmq.ROUTER_HANDOVER, 1)
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
-        self.socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self.socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES + (CURVE_OVERHEAD_BYTES if keys else 0))
+        self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
         self.socket.set(zmq.SNDHWM, QUEUED_MESSAGES_PER_PEER)
         self.socket.set(zmq.RCVHWM, QUEUED_MESSAGES_PER_PEER)
+        self.gatekeeper = Gatekeeper(self._context, self.socket, keys)
         bracketed = f"[{host}]" if ":" in host else host
         try:
             self.socket.bind(f"tcp://{bracketed}:{port or '*'}")

@@ -21,6 +21,7 @@ SET_BY_CHART = {
     "revision",
     "served_model_name",
     "shutdown_grace",
+    "link_keys",
     "ready_file",
 }
 FRONTEND_SET_BY_CHART = SET_BY_CHART | {

@@ -62,6 +62,7 @@ class EngineConnection:
         self.lost_at = -math.inf
         self.stale_outputs = 0
         self.malformed_messages = 0
+        self.handshake_failure: str | None = None  # why the last one failed, until one succeeds
         self._boot_id = boot_id
         self._owner = owner
         self._clock = clock
@@ -180,6 +181,7 @@ class EngineConnection:
         if self._link_is_up and self.is_serving:
             self._lose("it connected anew", reset=False)
         self._link_is_up = True
+        self.handshake_failure = None
         self._blocked_since = self._greeted_at = None
         self.state = ConnectionState.CONNECTING
         self.greet()
@@ -189,6 +191,12 @@ class EngineConnection:
         if self.is_serving:
             self._lose(reason, reset=False)
         self.state = ConnectionState.CONNECTING
+
+    def link_failed(self, reason: str) -> None:
+        if reason != self.handshake_failure:
+            self.handshake_failure = reason
+            logger.error("no link to engine %s (it is tried again): %s", self.address, reason)
+        self._owner.handshake_failed(self)
 
     def link_received(self, data: bytes) -> None:
         try:

@@ -29,6 +29,10 @@ class ConnectionOwner(Protocol):
         """Its state, or whether it can take a request, is another than before."""
         ...
 
+    def handshake_failed(self, connection: "EngineConnection") -> None:
+        """It reached a peer that it cannot speak with: a wrong key, most likely."""
+        ...
+
     def lost(self, connection: "EngineConnection", requests: list[InFlight], died: bool) -> None:
         """The engine has these no longer. `died`: it went without notice."""
         ...

@@ -32,6 +32,7 @@ class DispatchCounts:
     handovers: int = 0  # attempts after a draining engine gave a request back
     overloads: int = 0  # an engine refused a request for want of room
     given_up: int = 0  # ended with an error of this side
+    handshake_failures: int = 0  # an engine was reached, and no link came of it
 
 
 class Dispatcher:

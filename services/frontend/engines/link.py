@@ -17,6 +17,10 @@ class LinkListener(Protocol):
         """The peer is gone, or cannot be reached. The link goes on trying; `link_up` tells."""
         ...
 
+    def link_failed(self, reason: str) -> None:
+        """A peer is there, and nothing came of it: a wrong key, or what speaks another language. Tried again."""
+        ...
+
     def link_received(self, data: bytes) -> None:
         """One message, in the order in which the peer sent it."""
         ...

@@ -21,6 +21,7 @@ from services.frontend.engines.status import EngineStatus, status_of
 from services.frontend.engines.zmq_link import ZmqTransport
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
+from shared.link_keys import read_link_keys
 from shared.protocol import PROTOCOL_VERSION, FinishReason, ModelLimits, Welcome, new_boot_id
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class EnginePool:
     """The engines of one model. Every method belongs to the event loop's thread.
 
     `check` says why an engine must not be used (its vocabulary is not the tokenizer's, for instance), or None.
-    Raises ValueError where an engine address is not host:port.
+    Raises ValueError where an engine address is not host:port, or where the link's keys are none.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EnginePool:
         self._clock = clock
         self._discovery = discovery_for(pool, settings.dns_interval)
         self._transport = transport
+        self._link_keys = None if settings.link_keys is None else read_link_keys(settings.link_keys, "frontend")
         self._dispatcher = Dispatcher(
             name,
             routing_policy(settings),
@@ -87,6 +89,11 @@ class EnginePool:
         return len(self._dispatcher.requests)
 
     @property
+    def num_refusing(self) -> int:
+        """Engines that are there and that this process cannot speak with: see `handshake_failure`."""
+        return sum(each.handshake_failure is not None for each in self.connections.values())
+
+    @property
     def counts(self) -> DispatchCounts:
         return self._dispatcher.counts
 
@@ -97,7 +104,8 @@ class EnginePool:
     async def start(self) -> None:
         """Begin to look for engines. Waits for none of them: `ready` tells."""
         if self._transport is None:
-            self._transport = ZmqTransport(self._settings.heartbeat_interval, self._settings.heartbeat_timeout)
+            settings = self._settings
+            self._transport = ZmqTransport(settings.heartbeat_interval, settings.heartbeat_timeout, self._link_keys)
         self._last_tick = self._clock()
         self._tasks = [
             asyncio.create_task(self._supervise("search for engines", self._watch_discovery)),
@@ -235,6 +243,9 @@ class EnginePool:
         if connection.state is ConnectionState.CLOSED and self.connections.get(connection.address) is connection:
             del self.connections[connection.address]
         self._choose_engines()
+
+    def handshake_failed(self, connection: EngineConnection) -> None:
+        self.counts.handshake_failures += 1
 
     def lost(self, connection: EngineConnection, requests: list[InFlight], died: bool) -> None:
         self._dispatcher.lost(connection, requests, died)

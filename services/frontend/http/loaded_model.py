@@ -32,6 +32,9 @@ class Engines(Protocol):
     def num_ready(self) -> int: ...
 
     @property
+    def num_refusing(self) -> int: ...
+
+    @property
     def num_requests(self) -> int: ...
 
     @property

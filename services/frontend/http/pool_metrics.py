@@ -13,6 +13,7 @@ _COUNTS = {
     "handovers": "Times that a request went on elsewhere because its engine drains.",
     "overloads": "Times that an engine refused a request for want of room.",
     "given_up": "Requests that this side ended with an error.",
+    "handshake_failures": "Times that an engine was reached and no link came of it: a wrong key, most likely.",
 }
 
 

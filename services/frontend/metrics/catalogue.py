@@ -202,6 +202,12 @@ LINK_RECONNECTS = Metric(
 LINK_BLOCKED = Metric(
     "tandem_frontend_link_blocked", "gauge", "Links whose send queue is full: the engine takes nothing.", ("model",)
 )
+HANDSHAKE_FAILURES = Metric(
+    "tandem_frontend_handshake_failures_total",
+    "counter",
+    "Times that an engine was reached and no link came of it: a wrong key, most likely.",
+    ("model",),
+)
 MALFORMED_MESSAGES = Metric(
     "tandem_frontend_malformed_messages_total", "counter", "Messages of engines that were dropped.", ("model",)
 )

@@ -1,5 +1,7 @@
 """Probes, metrics and the version. None of them needs an API key."""
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,14 +27,16 @@ async def live() -> Response:
 async def ready(request: Request) -> Response:
     """Requests are welcome: the server does not drain, and at least one model has an engine.
 
-    One model without engines does not take the others away; `models` tells which has one.
+    One model without engines does not take the others away; `models` tells which has one. `engines_without_link`
+    counts engines that were reached and could not be spoken with: a wrong key, most likely; the log has the reason.
     """
     state = frontend_state(request)
     status = "draining" if state.draining else "ready" if state.ready else "no engine"
-    models = {model.names[0]: model.engines.ready for model in state.models}
-    return Response(
-        json_bytes({"status": status, "models": models}), 200 if state.ready else 503, media_type="application/json"
-    )
+    body: dict[str, Any] = {"status": status, "models": {each.names[0]: each.engines.ready for each in state.models}}
+    refusing = {each.names[0]: each.engines.num_refusing for each in state.models if each.engines.num_refusing}
+    if refusing:
+        body["engines_without_link"] = refusing
+    return Response(json_bytes(body), 200 if state.ready else 503, media_type="application/json")
 
 
 @router.get("/version", response_model=Version)

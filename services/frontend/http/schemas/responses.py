@@ -165,6 +165,7 @@ class Version(ResponseBody):
 class Health(ResponseBody):
     status: Literal["alive", "ready", "draining", "no engine"]
     models: dict[str, bool] | None = None
+    engines_without_link: dict[str, int] | None = None
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:

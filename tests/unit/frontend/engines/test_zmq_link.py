@@ -19,6 +19,7 @@ class Listener:
         self.received: list[bytes] = []
         self.ups = 0
         self.downs: list[str] = []
+        self.failures: list[str] = []
         self.on_message: Callable[[bytes], None] = lambda data: None
 
     def link_up(self) -> None:
@@ -26,6 +27,9 @@ class Listener:
 
     def link_down(self, reason: str) -> None:
         self.downs.append(reason)
+
+    def link_failed(self, reason: str) -> None:
+        self.failures.append(reason)
 
     def link_received(self, data: bytes) -> None:
         self.received.append(data)

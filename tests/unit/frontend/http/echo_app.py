@@ -73,6 +73,7 @@ class EchoPool:
         self.running: dict[int, asyncio.Task[None]] = {}
         self.started = self.stopped = False
         self.num_ready = 1
+        self.num_refusing = 0
         self.counts = DispatchCounts()
         self.engine_statuses: list[EngineStatus] = []
 
