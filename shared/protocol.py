@@ -158,7 +158,9 @@ class Heartbeat(msgspec.Struct, array_like=True, tag=6):
 
 
 class Goodbye(msgspec.Struct, array_like=True, tag=7):
-    """Engine to frontend: it drains and takes no new request. Frontend to engine: it leaves; abort its own."""
+    """Engine to frontend: it drains and takes no new request. Frontend to engine: it leaves; abort its own. To an
+    engine that drains a frontend says so once it has all of its outputs, and the engine ends only then (or after a
+    few seconds, for a frontend of a version that does not)."""
 
     reason: ShortText = ""
 

@@ -130,10 +130,11 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 20.0) 
 class LinkFrontend:
     """A frontend's end of the link, blocking."""
 
-    def __init__(self, port: int, identity: bytes | None = None) -> None:
+    def __init__(self, port: int, identity: bytes | None = None, *, immediate: bool = False) -> None:
         self.identity = identity or new_boot_id()
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
+        self.socket.set(zmq.IMMEDIATE, immediate)
         self.socket.set(zmq.ROUTING_ID, self.identity)
         self.socket.set(zmq.LINGER, 500)
         self.socket.connect(f"tcp://127.0.0.1:{port}")

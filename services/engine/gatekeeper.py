@@ -10,7 +10,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from services.engine.peers import RareLog
+from services.engine.rare_log import RareLog
 from shared.link_keys import LinkKeys
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from services.engine.link_items import CacheContent, Draining, FromPeer, PeerJoi
 from services.engine.mailbox import Inbox, Outbox
 from services.engine.metric_catalogue import STEP_PHASE_SECONDS
 from services.engine.outputs_encoding import encode_outputs
-from services.engine.peers import MAX_PEERS, Peer, RareLog
+from services.engine.peers import MAX_PEERS, Peer, Peers
+from services.engine.rare_log import RareLog
 from services.engine.router_socket import RouterSocket
 from services.engine.settings import EngineSettings
 from shared.link_keys import LinkKeys
@@ -70,9 +71,6 @@ class Link:
         keys: LinkKeys | None = None,
     ) -> None:
         self.num_malformed = 0
-        self.num_peers = 0
-        self.num_reconnects = 0
-        self.num_lost = 0
         self.send_seconds = STEP_PHASE_SECONDS.distribution()
         self._description = description
         self._limits = limits
@@ -85,11 +83,11 @@ class Link:
         self._outbox: Outbox[StepOutputs | CacheContent | Draining | Stop] = Outbox(MAX_OUTBOX_STEPS)
         self._load = Load()
         self._draining = False
-        self._peers: dict[bytes, Peer] = {}
-        self._behind: set[Peer] = set()  # those with a backlog
+        self._part_until: float | None = None  # once it is told to stop
         self._rare_log = RareLog(logger)
         self._router = RouterSocket(settings.link_host, settings.link_port, keys)
         self.handshake_failures = self._router.gatekeeper.failures
+        self.peers = Peers(self._router, on_left=self._left)
         self.port = self._router.port
         self.counts = self._router.counts
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -99,12 +97,6 @@ class Link:
     @property
     def outbox_length(self) -> int:
         return len(self._outbox)
-
-    @property
-    def backlog(self) -> tuple[int, int]:
-        """Messages, and their bytes, that wait for frontends which do not read."""
-        behind = tuple(self._behind)
-        return sum(len(peer.backlog) for peer in behind), sum(peer.backlog_bytes for peer in behind)
 
     # From the loop's thread
 
@@ -124,7 +116,8 @@ class Link:
         self._outbox.put(Draining(reason))
 
     def stop(self, linger: float) -> None:
-        """End the thread once everything is sent, at the latest after `linger` seconds."""
+        """End the thread once every frontend has said GOODBYE, at the latest after `linger` seconds. The loop has
+        ended before: nobody takes a request any more."""
         self._outbox.put(Stop(linger))
 
     def join(self, timeout: float) -> bool:
@@ -154,34 +147,33 @@ class Link:
             poller.register(socket, zmq.POLLIN)
         reading = False
         next_tick = last_pass = deaf_since = time.monotonic()
-        while True:
+        while not self._has_parted(last_pass):
             if self._inbox.is_full == reading:
                 reading = not reading
                 if reading:
                     poller.register(self._router.socket, zmq.POLLIN)
-                    self._excuse_silence(time.monotonic() - deaf_since)
+                    self.peers.excuse_silence(time.monotonic() - deaf_since)
                 else:
                     poller.unregister(self._router.socket)
                     deaf_since = time.monotonic()
             wait = max(0.0, next_tick - last_pass)
-            if self._behind or not reading:
+            if self.peers.any_behind or not reading:
                 wait = min(wait, RETRY_SECONDS)
+            if self._part_until is not None:
+                wait = min(wait, max(0.0, self._part_until - last_pass))
             ready = dict(poller.poll(int(wait * 1000) + 1))
             now = time.monotonic()
             if now - last_pass > wait + self._interval:
                 # This thread was held up, not the frontends: what they sent meanwhile is still to be read.
-                self._excuse_silence(now - last_pass)
+                self.peers.excuse_silence(now - last_pass)
             last_pass = now
             for item in self._outbox.take_all() if self._outbox.descriptor in ready else ():
-                if isinstance(item, Stop):
-                    self._flush(now + item.linger)
-                    return
-                self._send_item(item, now)
+                self._take_item(item, now)
             gatekeeper.attend(ready)
             if self._router.socket in ready:
                 self._read(now)
-            if self._behind:
-                self._retry()
+            if self.peers.any_behind:
+                self.peers.retry()
             if now >= next_tick:
                 next_tick = now + self._interval / 4
                 self._tick(now, listening=reading)
@@ -204,22 +196,24 @@ class Link:
 
     def _receive(self, identity: bytes, data: bytes, now: float) -> None:
         message = decode_to_engine(data)
-        peer = self._peers.get(identity)
+        peer = self.peers.get(identity)
         if isinstance(message, Hello):
             self._welcome(identity, message, now)
         elif peer is None:
             if isinstance(message, Add):
                 # It speaks to a former self of this engine: another must take the request, and HELLO comes first.
-                output = RequestOutput(message.request_id, finish_reason=FinishReason.HANDED_OVER)
-                self._router.send(identity, encode(Outputs([output], self._load)))
+                self._router.send(identity, self._hand_over(message))
             self._rare_log.warning("Ignored %s of frontend %s: no HELLO", type(message).__name__, identity.hex())
         else:
             peer.last_heard = now
-            if isinstance(message, (Add, Abort)):
-                self._inbox.put((identity, message), len(data))
-            elif isinstance(message, Goodbye):
+            if isinstance(message, Goodbye):
                 logger.info("Frontend %s leaves: %s", peer.name, message.reason or "no reason given")
-                self._forget(peer)
+                self.peers.leave(peer)
+            elif self._part_until is None:
+                if isinstance(message, (Add, Abort)):
+                    self._inbox.put((identity, message), len(data))
+            elif isinstance(message, Add):
+                self.peers.send(peer, self._hand_over(message))
 
     def _welcome(self, identity: bytes, hello: Hello, now: float) -> None:
         if hello.boot_id != identity:
@@ -229,7 +223,7 @@ class Link:
                 f"the frontend speaks version {hello.protocol_version} of the protocol, and this engine "
                 f"{OLDEST_PROTOCOL_VERSION} to {PROTOCOL_VERSION}: update the frontend"
             )
-        elif identity not in self._peers and len(self._peers) >= MAX_PEERS:
+        elif self.peers.get(identity) is None and len(self.peers) >= MAX_PEERS:
             refusal = f"{MAX_PEERS} frontends are connected already"
         else:
             refusal = None
@@ -237,17 +231,10 @@ class Link:
             self._rare_log.warning("Refused frontend %s: %s", identity.hex(), refusal)
             self._router.send(identity, encode(Goodbye(refusal)))
             return
-        known = self._peers.pop(identity, None)
-        if known is not None:
-            self.num_reconnects += 1
-            self._behind.discard(known)
-        peer = Peer(identity, last_heard=now)
-        self._peers[identity] = peer
-        self.num_peers = len(self._peers)
+        peer = self.peers.join(identity, now)
         # Before the loop learns of it, so that WELCOME precedes any output.
         self._send(peer, self._welcome_message())
         self._inbox.put((identity, PeerJoined()), 0)
-        logger.info("Frontend %s is connected%s", peer.name, " again" if known is not None else "")
 
     def _welcome_message(self) -> Welcome:
         return Welcome(
@@ -260,24 +247,26 @@ class Link:
             draining=self._draining,
         )
 
-    def _send_item(self, item: StepOutputs | CacheContent | Draining, now: float) -> None:
+    def _take_item(self, item: StepOutputs | CacheContent | Draining | Stop, now: float) -> None:
         if isinstance(item, StepOutputs):
             began = time.perf_counter()
             self._send_step(item, now)
             if item.outputs:
                 self.send_seconds.observe(time.perf_counter() - began)
         elif isinstance(item, CacheContent):
-            peer = self._peers.get(item.peer)
+            peer = self.peers.get(item.peer)
             if peer is not None:
                 peer.block_events.replace(item.stored)
-        else:
+        elif isinstance(item, Draining):
             self._draining = True
-            for peer in list(self._peers.values()):
+            for peer in self.peers:
                 self._send(peer, Goodbye(item.reason))
+        else:
+            self._part(now + item.linger)
 
     def _send_step(self, step: StepOutputs, now: float) -> None:
         self._load = step.load
-        for peer in list(self._peers.values()):
+        for peer in self.peers:
             if step.events:
                 peer.block_events.add(step.events)
             outputs = step.outputs.get(peer.identity)
@@ -288,71 +277,42 @@ class Link:
             if too_large:
                 self._inbox.put((peer.identity, Abort(too_large)), 0)
             for data in messages:
-                self._send_bytes(peer, data)
+                self.peers.send(peer, data)
             peer.last_told = now
 
     def _send(self, peer: Peer, message: ToFrontend) -> None:
-        self._send_bytes(peer, encode(message))
-
-    def _send_bytes(self, peer: Peer, data: bytes) -> None:
-        if self._peers.get(peer.identity) is not peer:
-            return  # lost by a message before this one
-        if not peer.backlog:
-            sent = self._router.send(peer.identity, data)
-            if sent:
-                return
-            if sent is None:
-                self._lose(peer, "its connection is gone")
-                return
-        peer.keep(data)
-        if peer.backlog_is_full:
-            self._lose(peer, f"it does not read: {peer.backlog_bytes} bytes wait for it")
-        else:
-            self._behind.add(peer)
-
-    def _retry(self) -> None:
-        for peer in list(self._behind):
-            while peer.backlog:
-                sent = self._router.send(peer.identity, peer.backlog[0])
-                if sent is None:
-                    self._lose(peer, "its connection is gone")
-                if not sent:
-                    break
-                peer.backlog_bytes -= len(peer.backlog.popleft())
-            if not peer.backlog:
-                self._behind.discard(peer)
+        self.peers.send(peer, encode(message))
 
     def _tick(self, now: float, listening: bool) -> None:
         """Find the silent, and tell those that were told nothing for a while that the engine lives. While nobody
         listens to them, because the inbox is full, all are silent and none is dead."""
         alive = self._is_alive()
-        for peer in list(self._peers.values()):
+        for peer in self.peers:
             if listening and now - peer.last_heard > self._timeout:
-                self._lose(peer, f"nothing was heard of it for {self._timeout:g} s")
+                self.peers.lose(peer, f"nothing was heard of it for {self._timeout:g} s")
             elif alive and now - peer.last_told >= self._interval:
                 stored, evicted = peer.block_events.take(MAX_HASHES_PER_MESSAGE)
                 peer.last_told = now
                 self._send(peer, Heartbeat(self._load, stored, evicted))
 
-    def _excuse_silence(self, seconds: float) -> None:
-        for peer in self._peers.values():
-            peer.last_heard += seconds
-
-    def _lose(self, peer: Peer, reason: str) -> None:
-        if self._peers.get(peer.identity) is peer:
-            self.num_lost += 1
-            logger.warning("Frontend %s is taken for dead, its requests are aborted: %s", peer.name, reason)
-            self._forget(peer)
-
-    def _forget(self, peer: Peer) -> None:
-        self._behind.discard(peer)
-        peer.backlog.clear()
-        del self._peers[peer.identity]
-        self.num_peers = len(self._peers)
+    def _left(self, peer: Peer) -> None:
         self._inbox.put((peer.identity, PeerLeft()), 0)
 
-    def _flush(self, until: float) -> None:
-        while self._behind and time.monotonic() < until:
-            self._retry()
-            if self._behind:
-                time.sleep(RETRY_SECONDS)
+    # The end. What has been sent is not yet the frontends': a connection that closes takes with it what their sockets
+    # have received and not handed on (ZMQ_IMMEDIATE). So it is they who leave first, and what they send meanwhile
+    # is answered.
+
+    def _part(self, until: float) -> None:
+        self._part_until = until
+        for identity, message in self._inbox.take_all(0):
+            peer = self.peers.get(identity)
+            if peer is not None and isinstance(message, Add):
+                self.peers.send(peer, self._hand_over(message))
+
+    def _has_parted(self, now: float) -> bool:
+        return self._part_until is not None and (not self.peers or now >= self._part_until)
+
+    def _hand_over(self, add: Add) -> bytes:
+        """The answer to a request that another engine must take."""
+        output = RequestOutput(add.request_id, finish_reason=FinishReason.HANDED_OVER)
+        return encode(Outputs([output], self._load))

@@ -150,7 +150,8 @@ class _Engine:
         drained = loop.join(self._settings.shutdown_grace + END_SECONDS)
         if not drained:
             logger.critical("The running step does not end; the engine ends without it")
-        link.stop(linger=END_SECONDS / 2)
+        # Where requests are left, their frontends would not say GOODBYE.
+        link.stop(linger=END_SECONDS / 2 if drained else 0.0)
         stopped = link.join(END_SECONDS)
         if not stopped:
             logger.critical("The link's thread does not end; the engine ends without it")

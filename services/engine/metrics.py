@@ -102,13 +102,13 @@ class EngineMetrics(Collector):
     @staticmethod
     def _link(serving: Serving) -> Values:
         link, counts = serving.link, serving.link.counts
-        backlog_messages, backlog_bytes = link.backlog
+        backlog_messages, backlog_bytes = link.peers.backlog
         return {
-            catalogue.FRONTENDS: {(): link.num_peers},
-            catalogue.FRONTENDS_LOST: {(): link.num_lost},
+            catalogue.FRONTENDS: {(): len(link.peers)},
+            catalogue.FRONTENDS_LOST: {(): link.peers.num_lost},
             catalogue.LINK_MESSAGES: {("in",): counts.messages_in, ("out",): counts.messages_out},
             catalogue.LINK_BYTES: {("in",): counts.bytes_in, ("out",): counts.bytes_out},
-            catalogue.LINK_RECONNECTS: {(): link.num_reconnects},
+            catalogue.LINK_RECONNECTS: {(): link.peers.num_reconnects},
             catalogue.LINK_QUEUE: {
                 ("inbox",): len(serving.inbox),
                 ("outbox",): link.outbox_length,

@@ -69,7 +69,7 @@ def test_an_engine_that_is_told_to_end_finishes_what_it_can_and_hands_over_the_r
 
     async def main() -> None:
         expected = await undisturbed(fleet, bodies)
-        moved = fleet.frontend_metric("handovers_total") + fleet.frontend_metric("failovers_total")
+        handovers, failovers = (fleet.frontend_metric(f"{name}_total") for name in ("handovers", "failovers"))
         answers = [asyncio.create_task(stream(fleet.frontends[n % 2].port, each)) for n, each in enumerate(bodies)]
         await until(lambda: all_running(fleet, len(bodies)), "all run")
         engine.send(signal.SIGTERM)
@@ -83,9 +83,10 @@ def test_an_engine_that_is_told_to_end_finishes_what_it_can_and_hands_over_the_r
         assert time.monotonic() - began < ENGINE_GRACE + 2
         check(await asyncio.gather(*answers), expected)
         check(await asyncio.gather(*late), [expected[1]] * 2)
-        # Four long ones were left at the end of the grace, and the engine hands them over. Its last message is at times
-        # lost as the connection closes; then the frontend moves them by itself, and counts a failover.
-        assert fleet.frontend_metric("handovers_total") + fleet.frontend_metric("failovers_total") >= moved + 4
+        # The four long ones are left at the end of the grace, and on a slow machine some of the short ones. Each is
+        # handed over; none is taken for lost.
+        assert fleet.frontend_metric("handovers_total") >= handovers + 4
+        assert fleet.frontend_metric("failovers_total") == failovers
 
     asyncio.run(main())
     engine.start()

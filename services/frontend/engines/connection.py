@@ -1,8 +1,8 @@
 """One engine as this process sees it: HELLO and WELCOME, heartbeats, its load, and the requests that it has.
 
-    CONNECTING ──WELCOME──▶ READY ──GOODBYE──▶ DRAINING
-        ▲  └──refused──▶ REFUSED   │               │
-        └── link down, silence, a malformed message, a new boot id ──┘
+    CONNECTING ──WELCOME──▶ READY ──GOODBYE──▶ DRAINING ──nothing left there──▶ PARTED
+        ▲  └──refused──▶ REFUSED   │               │                                │
+        └── link down, silence, a malformed message, a new boot id ─────────────────┘
 
 `link` carries its bytes, `dispatch` gives it requests, `pool` owns it and calls `tick`.
 """
@@ -144,7 +144,7 @@ class EngineConnection:
         """Stop for good. `farewell` makes the engine abort whatever this process still has there."""
         if self.state is ConnectionState.CLOSED:
             return
-        if farewell is not None and self._link_is_up:
+        if farewell is not None and self._link_is_up and self.state is not ConnectionState.PARTED:
             self._send(Goodbye(farewell))
         requests = self._take_requests()
         self.state = ConnectionState.CLOSED
@@ -166,6 +166,8 @@ class EngineConnection:
                 self._lose(f"it was silent for {now - self._last_heard:.1f} s", reset=True)
             elif self._blocked_since is not None and now - self._blocked_since >= self._heartbeat_timeout:
                 self._lose(f"it took no message for {now - self._blocked_since:.1f} s", reset=True)
+            elif self.state is ConnectionState.DRAINING and not self.in_flight:
+                self._part()
             elif now - self._last_sent >= self._heartbeat_interval or self._blocked_since is not None:
                 self._send(Heartbeat())
         elif self.state is ConnectionState.CONNECTING:
@@ -214,6 +216,8 @@ class EngineConnection:
             self.load.update(message.load)
             self.prefixes.update(message.stored_block_hashes, message.evicted_block_hashes)
             self._deliver(message.outputs)
+            if self.state is ConnectionState.DRAINING:
+                self._part()
         elif isinstance(message, Heartbeat):
             if message.load is not None:
                 self.load.update(message.load)
@@ -227,6 +231,7 @@ class EngineConnection:
         if self.state is ConnectionState.READY:
             logger.info("engine %s drains: %s", self.address, reason)
             self._set_state(ConnectionState.DRAINING)
+            self._part()
         elif self.state is ConnectionState.CONNECTING and reason != self._turned_away_for:
             self._turned_away_for = reason
             logger.error("engine %s turns this frontend away (it is asked again): %s", self.address, reason)
@@ -284,6 +289,15 @@ class EngineConnection:
         # Before any new request: what it still runs of ours from an earlier connection is nobody's.
         self._flush_aborts()
         self._set_state(ConnectionState.DRAINING if welcome.draining else ConnectionState.READY)
+        if welcome.draining:
+            self._part()
+
+    def _part(self) -> None:
+        """Tell an engine that drains once nothing is left there, which it waits for before it ends: what it has sent
+        may be lost with the connection until then."""
+        if not self.in_flight and self._send(Goodbye("nothing of this frontend is left on an engine that drains")):
+            self._pending_aborts.clear()
+            self._set_state(ConnectionState.PARTED)
 
     def _refuse(self, refusal: str, welcome: Welcome) -> None:
         if self._refused_for != (welcome.boot_id, refusal):

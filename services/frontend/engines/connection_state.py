@@ -14,6 +14,7 @@ class ConnectionState(enum.Enum):
     CONNECTING = enum.auto()  # no WELCOME yet, or the engine was lost and is sought again
     READY = enum.auto()
     DRAINING = enum.auto()  # finishes what it has, takes nothing new
+    PARTED = enum.auto()  # it drains, and was told that nothing of this process is left there
     REFUSED = enum.auto()  # answers, but must not be used
     CLOSED = enum.auto()
 

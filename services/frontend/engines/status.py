@@ -28,10 +28,13 @@ class EngineStatus:
 
 def status_of(connection: EngineConnection) -> EngineStatus:
     load, welcome = connection.load.reported, connection.welcome
-    leaving = connection.retired and connection.state is not ConnectionState.REFUSED
+    state = connection.state
+    # Whether it still has something of this frontend's shows in in_flight.
+    name = "draining" if state is ConnectionState.PARTED else state.name.lower()
+    leaving = connection.retired and state is not ConnectionState.REFUSED
     return EngineStatus(
         address=connection.address,
-        state="leaving" if leaving else connection.state.name.lower(),
+        state="leaving" if leaving else name,
         boot_id="" if welcome is None else welcome.boot_id.hex(),
         running_requests=load.running_requests,
         waiting_requests=load.waiting_requests,

@@ -2,25 +2,20 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import zmq
-from engine_harness import LinkFrontend, make_add, make_settings, wait_until, write_model
+from engine_harness import LinkFrontend, make_add, wait_until, write_model
+from link_end import LIMITS, LinkEnd
 
 from services.engine import link as link_module
 from services.engine import peers
-from services.engine.core import EngineCore
-from services.engine.executor.interface import ModelDescription
-from services.engine.executor.simulated import SimulatedExecutor
 from services.engine.kv_cache import BlockEvents
 from services.engine.link import Link
 from services.engine.link_items import FromPeer, PeerJoined, PeerLeft
-from services.engine.loop import EngineLoop
-from services.engine.mailbox import Inbox
 from services.engine.router_socket import LinkBindError
 from shared.protocol import (
     PROTOCOL_VERSION,
@@ -30,61 +25,11 @@ from shared.protocol import (
     Heartbeat,
     Hello,
     Load,
-    ModelLimits,
     Outputs,
     RequestOutput,
     encode,
     new_boot_id,
 )
-
-LIMITS = ModelLimits(100, 50, [2], 4, 9)
-
-
-class LinkEnd:
-    """A started link whose loop is the test."""
-
-    def __init__(self, model: Path, **overrides: Any) -> None:
-        self.inbox: Inbox[FromPeer] = Inbox(overrides.pop("max_inbox_bytes", 1 << 20))
-        self.alive = True
-        self.ended: list[BaseException | None] = []
-        self.link = Link(
-            make_settings(model, **{"heartbeat_interval": 0.05, "heartbeat_timeout": 30.0, **overrides}),
-            ModelDescription("model", "print", LIMITS),
-            LIMITS,
-            b"engine",
-            self.inbox,
-            is_alive=lambda: self.alive,
-            on_end=self.ended.append,
-        )
-        self.link.start(Load(free_blocks=7))
-
-    @property
-    def port(self) -> int:
-        return self.link.port
-
-    def next_items(self, count: int = 1) -> list[FromPeer]:
-        items: list[FromPeer] = []
-        until = time.monotonic() + 10
-        while len(items) < count and time.monotonic() < until:
-            items += self.inbox.take_all(0.1)
-        assert len(items) == count
-        return items
-
-
-@pytest.fixture
-def open_link(tmp_path: Path) -> Iterator[Callable[..., LinkEnd]]:
-    model = write_model(tmp_path / "model")
-    opened: list[LinkEnd] = []
-
-    def open_one(**overrides: Any) -> LinkEnd:
-        opened.append(LinkEnd(model, **overrides))
-        return opened[-1]
-
-    yield open_one
-    for end in opened:
-        end.link.stop(linger=0.1)
-        assert end.link.join(10)
-        assert end.ended == [None]
 
 
 def test_hello_is_answered_with_what_a_frontend_must_know(open_link: Callable[..., LinkEnd]) -> None:
@@ -170,7 +115,7 @@ def test_a_message_over_the_limit_hurts_only_its_sender(open_link: Callable[...,
         hostile.send(b"\0" * (64 * 1024 * 1024 + 1))
         good.send(make_add(1, [5]))
         assert good.receive_a(Heartbeat).load is not None
-        wait_until(lambda: end.link.num_peers == 1, "the hostile peer is dropped")
+        wait_until(lambda: len(end.link.peers) == 1, "the hostile peer is dropped")
 
 
 @pytest.mark.parametrize(("version", "welcome"), [(PROTOCOL_VERSION + 1, True), (0, False)])
@@ -262,7 +207,7 @@ def test_a_silent_frontend_is_taken_for_dead(open_link: Callable[..., LinkEnd]) 
 
         wait_until(silent_left, "the silent frontend is dropped")
         assert left == [(silent.identity, PeerLeft())]
-        assert end.link.num_peers == 1
+        assert len(end.link.peers) == 1
 
 
 def test_a_frontend_whose_connection_is_gone_is_dropped_at_the_next_heartbeat(
@@ -281,7 +226,7 @@ def test_goodbye_of_a_frontend_is_its_end(open_link: Callable[..., LinkEnd]) -> 
         frontend.hello()
         frontend.send(Goodbye("done"))
         assert end.next_items(2) == [(frontend.identity, PeerJoined()), (frontend.identity, PeerLeft())]
-        wait_until(lambda: end.link.num_peers == 0, "it is forgotten")
+        wait_until(lambda: len(end.link.peers) == 0, "it is forgotten")
 
 
 def test_a_frontend_that_comes_back_under_its_name_is_welcome(open_link: Callable[..., LinkEnd]) -> None:
@@ -367,7 +312,7 @@ def test_nobody_is_dead_because_a_full_inbox_keeps_the_engine_from_listening(
         seen: list[object] = []
         wait_until(lambda: bool(seen.extend(end.inbox.take_all(0.1)) or len(seen) >= 53), "everything is read")
         assert not [item for item in seen if isinstance(item[1], PeerLeft)]  # type: ignore[index]
-        assert end.link.num_peers == 2
+        assert len(end.link.peers) == 2
 
 
 def test_output_over_the_limit_ends_that_request_alone(
@@ -411,93 +356,3 @@ def test_a_failure_of_its_thread_is_reported(tmp_path: Path, monkeypatch: pytest
         assert end.link.join(10)
     assert isinstance(end.ended[0], ZeroDivisionError)
     end.link.send_outputs({}, Load(), BlockEvents())
-
-
-# The loop behind the link
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[tuple[EngineCore, Link]]:
-    settings = make_settings(write_model(tmp_path / "model"), heartbeat_interval=0.05, simulated_step_ms=2.0)
-    executor = SimulatedExecutor(settings)
-    core = EngineCore(executor, settings)
-    inbox: Inbox[FromPeer] = Inbox(1 << 20)
-    ended: list[BaseException | None] = []
-    loop = EngineLoop(core, inbox, settings, on_end=ended.append, on_step=lambda seconds: None)
-    link = Link(settings, executor.description, core.limits, b"engine", inbox, lambda: True, ended.append)
-    link.start(core.load())
-    loop.start(link)
-    yield core, link
-    loop.drain()
-    assert loop.join(30)
-    link.stop(linger=0.1)
-    assert link.join(10)
-    assert ended == [None, None]
-
-
-def all_free(core: EngineCore) -> bool:
-    return core.num_requests == 0 and core.num_free_blocks == core.num_blocks
-
-
-def test_requests_of_two_frontends_with_equal_ids(engine: tuple[EngineCore, Link]) -> None:
-    core, link = engine
-    with LinkFrontend(link.port) as one, LinkFrontend(link.port) as two:
-        one.hello()
-        two.hello()
-        one.send(make_add(1, [5, 6], max_tokens=5))
-        two.send(make_add(1, [7, 8], max_tokens=7))
-        assert len(one.collect([1])[1].token_ids) == 5
-        assert len(two.collect([1])[1].token_ids) == 7
-        wait_until(lambda: all_free(core), "everything is free")
-
-
-def test_an_abort_is_acted_on_and_the_rest_goes_on(engine: tuple[EngineCore, Link]) -> None:
-    core, link = engine
-    with LinkFrontend(link.port) as frontend:
-        frontend.hello()
-        frontend.send(make_add(1, [5], max_tokens=200))
-        frontend.send(make_add(2, [5], max_tokens=30))
-        frontend.receive_a(Outputs)
-        frontend.send(Abort([1, 77]))
-        assert len(frontend.collect([2])[2].token_ids) >= 28
-        wait_until(lambda: all_free(core), "everything is free")
-        assert core.statistics.finished["abort"] == 1
-
-
-def test_an_abort_right_behind_its_add_leaves_no_work(engine: tuple[EngineCore, Link]) -> None:
-    core, link = engine
-    with LinkFrontend(link.port) as frontend:
-        frontend.hello()
-        for request_id in range(50):
-            frontend.send(make_add(request_id, [5], max_tokens=200))
-            frontend.send(Abort([request_id]))
-        wait_until(lambda: core.statistics.finished.get("abort") == 50, "all are aborted")
-        assert all_free(core)
-
-
-def test_a_vanished_frontend_leaves_no_work(engine: tuple[EngineCore, Link]) -> None:
-    core, link = engine
-    frontend = LinkFrontend(link.port)
-    frontend.hello()
-    for request_id in range(5):
-        frontend.send(make_add(request_id, [5], max_tokens=250))
-    frontend.receive_a(Outputs)
-    frontend.close()
-    wait_until(lambda: all_free(core), "everything is free", timeout=5)
-    assert core.statistics.finished == {"abort": 5}
-
-
-def test_a_frontend_that_says_hello_again_starts_over(engine: tuple[EngineCore, Link]) -> None:
-    core, link = engine
-    with LinkFrontend(link.port) as frontend:
-        frontend.hello()
-        frontend.send(make_add(1, [5] * 9, max_tokens=250))
-        frontend.receive_a(Outputs)
-        frontend.hello()
-        wait_until(lambda: all_free(core), "the old request is gone")
-        stored: set[int] = set()
-        until = time.monotonic() + 10
-        while stored != set(core.stored_block_hashes()):
-            assert time.monotonic() < until
-            stored |= set(frontend.receive_a(Heartbeat).stored_block_hashes)
-        assert len(stored) >= 2

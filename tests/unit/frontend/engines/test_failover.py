@@ -159,33 +159,6 @@ def test_another_process_that_answers_without_a_disconnect_has_none_of_the_reque
     run(main)
 
 
-def test_a_draining_engine_finishes_what_it_has_and_hands_the_rest_over() -> None:
-    async def main() -> None:
-        fleet = Fleet(2, max_failovers=0)
-        await fleet.start()
-        prompt = long_prompt(9)
-        generation, sink = fleet.submit(prompt, max_tokens=9)
-        await fleet.step()
-        draining = fleet.engine_with(generation)
-        fleet.transport.engines[draining].drain()
-        await fleet.settle()
-        other = next(address for address in fleet.addresses if address != draining)
-        assert [fleet.engine_with(fleet.submit()[0]) for _ in range(3)] == [other] * 3
-        await fleet.step()
-        assert fleet.engine_with(generation) == draining
-        fleet.transport.engines[draining].hand_over()
-        await fleet.settle()
-        assert fleet.engine_with(generation) == other
-        fleet.transport.kill(draining)
-        await fleet.run_to_the_end()
-        # No loss is held against it, though none is allowed.
-        assert sink.token_ids == undisturbed_run(prompt, 9)
-        assert fleet.pool.counts.handovers == 1
-        fleet.assert_clean()
-
-    run(main)
-
-
 def test_an_engine_that_forgot_this_frontend_is_greeted_again_and_its_requests_move() -> None:
     async def main() -> None:
         fleet = Fleet(1, max_failovers=0)
