@@ -28,6 +28,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "keys generated": {"apiKeys.enabled": True},
     "keys given": {"apiKeys": {"enabled": True, "keys": ["one", "two"]}},
     "keys of mine": {"apiKeys": {"enabled": True, "existingSecret": "mine", "key": "api.keys"}},
+    "link keys generated": {"linkEncryption.enabled": True, "pools": TWO_POOLS},
+    "link keys of mine": {"linkEncryption": {"enabled": True, "existingSecret": "mine"}},
     "discovery: kubernetes": {"frontend.discovery": "kubernetes", "pools": TWO_POOLS},
     "hub token": {"huggingFace": {"token": "hf_x", "endpoint": "https://hub.example.com"}},
     "hub token of mine": {"huggingFace.existingSecret": "mine"},

@@ -9,6 +9,7 @@ POOLS = {"pools": {"a-pool-of-20-letters": {"model": "org/a"}, "a-pool-of-20-let
 FULL = {
     **POOLS,
     "apiKeys.enabled": True,
+    "linkEncryption.enabled": True,
     "huggingFace.token": "t",
     "ingress.enabled": True,
     "podMonitor.enabled": True,

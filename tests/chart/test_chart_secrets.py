@@ -6,11 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from shared.link_keys import read_link_keys
 from tests.chart.rendering import CHART, Rendered, helm, render, value_arguments
 
 GENERATED = {"apiKeys.enabled": True}
@@ -134,6 +136,82 @@ def test_a_secret_of_mine_is_used_and_none_is_made() -> None:
         assert {"name": "api-keys", "secret": {"secretName": "mine"}} in pod["volumes"]
     (service, *_) = rendered.one("Deployment")["spec"]["template"]["spec"]["containers"]
     assert {"name": "TANDEM_API_KEY_FILE", "value": "/etc/tandem/api-keys/tokens"} in service["env"]
+
+
+LINK = {"linkEncryption.enabled": True}
+GENERATED_FILES = {"engine.secret", "frontend.secret"}
+
+
+def pod_of(rendered: Rendered, component: str) -> dict[str, Any]:
+    (owner,) = [o for o in rendered.pod_owners() if o["metadata"]["labels"]["app.kubernetes.io/component"] == component]
+    return owner["spec"]["template"]
+
+
+def link_volume(rendered: Rendered, component: str) -> dict[str, Any]:
+    (volume,) = [v for v in pod_of(rendered, component)["spec"]["volumes"] if v["name"] == "link-keys"]
+    return volume["secret"]
+
+
+def write_files(secret: dict[str, Any], volume: dict[str, Any], folder: Path) -> Path:
+    """What a pod finds where it mounts the Secret."""
+    folder.mkdir()
+    for item in volume["items"]:
+        (folder / item["path"]).write_bytes(base64.b64decode(secret["data"][item["key"]]))
+    return folder
+
+
+def test_generated_link_keys_are_a_pair_for_each_side(tmp_path: Path) -> None:
+    rendered = render(LINK)
+    secret = rendered.one("Secret")
+    assert set(secret["data"]) == GENERATED_FILES
+    folders = {
+        side: write_files(secret, link_volume(rendered, side), tmp_path / side) for side in ("engine", "frontend")
+    }
+    engine, frontend = (read_link_keys(folders[side], side) for side in ("engine", "frontend"))
+    assert (engine.peers, frontend.peers) == ((frontend.public,), (engine.public,))
+    assert engine.secret != frontend.secret
+    for side in ("engine", "frontend"):
+        (container, *_) = pod_of(rendered, side)["spec"]["containers"]
+        (path,) = [v["value"] for v in container["env"] if v["name"] == "TANDEM_LINK_KEYS"]
+        assert {"name": "link-keys", "mountPath": path, "readOnly": True} in container["volumeMounts"]
+        assert link_volume(rendered, side)["defaultMode"] == 0o440
+
+
+def test_link_keys_are_kept_on_upgrade_and_a_change_of_them_restarts_both_sides(cluster: ClusterWithSecrets) -> None:
+    installed = render_against(cluster, LINK)
+    secret = installed.one("Secret")
+    assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    cluster.install(secret)
+    upgraded = render_against(cluster, LINK)
+    assert upgraded.one("Secret") == secret
+
+    def checksums(rendered: Rendered) -> list[str]:
+        return [pod_of(rendered, c)["metadata"]["annotations"]["checksum/link-keys"] for c in ("engine", "frontend")]
+
+    assert checksums(upgraded) == checksums(installed)
+    two_lines = base64.b64encode(base64.b64decode(secret["data"]["engine.secret"]) + b"\n" + b"n" * 40).decode()
+    secret["data"]["engine.secret"] = two_lines
+    cluster.install(secret)
+    rotating = render_against(cluster, LINK)
+    assert rotating.one("Secret")["data"]["engine.secret"] == two_lines
+    assert not set(checksums(rotating)) & set(checksums(installed))
+
+
+def test_with_link_keys_of_mine_a_pod_sees_its_own_secret_alone() -> None:
+    rendered = render({"linkEncryption": {"enabled": True, "existingSecret": "mine"}})
+    assert not rendered.of_kind("Secret")
+    for side, other in (("engine", "frontend"), ("frontend", "engine")):
+        volume = link_volume(rendered, side)
+        assert volume["secretName"] == "mine"
+        assert [item["key"] for item in volume["items"]] == [f"{side}.secret", f"{other}.public"]
+        assert "checksum/link-keys" not in pod_of(rendered, side)["metadata"]["annotations"]
+
+
+def test_link_keys_are_nowhere_but_in_their_secret() -> None:
+    rendered = render(LINK)
+    keys = [base64.b64decode(value).decode() for value in rendered.one("Secret")["data"].values()]
+    rest = json.dumps([m for m in rendered.manifests if m["kind"] != "Secret"])
+    assert not any(key in rest for key in keys)
 
 
 def test_hub_token_is_a_secret_for_both_services() -> None:

@@ -251,6 +251,8 @@ class Cluster:
         content: dict[str, str] = {}
         if volume and "secret" in volume:
             content = self.secret(volume["secret"]["secretName"])
+            if items := volume["secret"].get("items"):
+                content = {item["path"]: content[item["key"]] for item in items}
         elif volume and "configMap" in volume:
             maps = self.rendered.of_kind("ConfigMap")
             content = next(m for m in maps if m["metadata"]["name"] == volume["configMap"]["name"])["data"]

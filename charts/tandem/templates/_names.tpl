@@ -79,6 +79,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- default (include "tandem.objectName" (dict "root" . "suffix" "api-keys")) .Values.apiKeys.existingSecret -}}
 {{- end -}}
 
+{{- define "tandem.linkKeysSecretName" -}}
+{{- default (include "tandem.objectName" (dict "root" . "suffix" "link-keys")) .Values.linkEncryption.existingSecret -}}
+{{- end -}}
+
 {{- define "tandem.huggingFaceSecretName" -}}
 {{- default (include "tandem.objectName" (dict "root" . "suffix" "hugging-face")) .Values.huggingFace.existingSecret -}}
 {{- end -}}

@@ -119,3 +119,56 @@ remembered, since they are asked for twice in one rendering. */}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The secret keys of the link, for a Secret of the chart's own, as its data. Templates cannot make a CURVE key pair, but
+any 40 letters and digits are a secret key (Z85; 238 random bits), from which the services derive the public one. What
+the cluster has is kept whole, the further lines of a rotation too. */}}
+{{- define "tandem.linkKeys" -}}
+{{- $of := .Values.linkEncryption -}}
+{{- if not (hasKey $of "generated") -}}
+{{- $secret := lookup "v1" "Secret" .Release.Namespace (include "tandem.linkKeysSecretName" .) -}}
+{{- $data := default dict (default dict $secret).data -}}
+{{- if not (and (hasKey $data "engine.secret") (hasKey $data "frontend.secret")) -}}
+{{- $data = dict "engine.secret" (randAlphaNum 40 | b64enc) "frontend.secret" (randAlphaNum 40 | b64enc) -}}
+{{- end -}}
+{{- $_ := set $of "generated" $data -}}
+{{- end -}}
+{{- toYaml $of.generated -}}
+{{- end -}}
+
+{{- define "tandem.linkKeysEnv" -}}
+{{- if .Values.linkEncryption.enabled -}}
+- name: TANDEM_LINK_KEYS
+  value: /etc/tandem/link-keys
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.linkKeysMount" -}}
+{{- if .Values.linkEncryption.enabled -}}
+- name: link-keys
+  mountPath: /etc/tandem/link-keys
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
+{{/* (dict "root" $ "side" "engine" "other" "frontend"): with a Secret of yours, only what this side must know. */}}
+{{- define "tandem.linkKeysVolume" -}}
+{{- if .root.Values.linkEncryption.enabled -}}
+- name: link-keys
+  secret:
+    secretName: {{ include "tandem.linkKeysSecretName" .root }}
+    defaultMode: 0440
+    items:
+      {{- $theirs := ternary "public" "secret" (ne .root.Values.linkEncryption.existingSecret "") }}
+      {{- range list (printf "%s.secret" .side) (printf "%s.%s" .other $theirs) }}
+      - {key: {{ . }}, path: {{ . }}}
+      {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Keys are read at start; a Secret of yours is not looked into. */}}
+{{- define "tandem.linkKeysChecksum" -}}
+{{- if and .Values.linkEncryption.enabled (not .Values.linkEncryption.existingSecret) -}}
+checksum/link-keys: {{ include "tandem.linkKeys" . | sha256sum }}
+{{- end -}}
+{{- end -}}
