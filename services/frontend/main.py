@@ -14,6 +14,7 @@ from services.frontend.http.app import create_app
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.server import CannotListen, serve
 from services.frontend.output.reasoning import REASONING_PARSERS
+from services.frontend.output.tools import TOOL_PARSERS, find_tool_parser
 from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
 from services.frontend.settings import FrontendSettings, ServedModel
 from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
@@ -63,6 +64,7 @@ def served_models(settings: FrontendSettings) -> list[ServedModel]:
             served_model_name=settings.served_model_name,
             revision=settings.revision,
             reasoning_parser=settings.reasoning_parser,
+            tool_call_parser=settings.tool_call_parser,
             chat_template=settings.chat_template,
             discovery=settings.discovery,
             engine_addresses=settings.engine_addresses,
@@ -79,20 +81,43 @@ def load_model(served: ServedModel, settings: FrontendSettings, executor: Execut
         raise ValueError(
             f"there is no reasoning parser {served.reasoning_parser!r}; there are {', '.join(REASONING_PARSERS)}"
         )
-    template = None if served.chat_template is None else read_template_file(served.chat_template)
+    if served.tool_call_parser not in ("auto", "none", *TOOL_PARSERS):
+        raise ValueError(
+            f"there is no tool-call parser {served.tool_call_parser!r}; there are auto, none, {', '.join(TOOL_PARSERS)}"
+        )
+    text = None if served.chat_template is None else read_template_file(served.chat_template)
     tokenizer = Tokenizer.load(served.model, revision=served.revision, trust_remote_code=settings.trust_remote_code)
+    template = ChatTemplate(tokenizer.hf, text)
     names = served.served_model_name or [served.model]
     return LoadedModel(
         names=names,
         root=served.model,
         tokenizer=tokenizer,
-        template=ChatTemplate(tokenizer.hf, template),
+        template=template,
         engines=EnginePool(names[0], settings, served, agrees_with(tokenizer)),
         executor=executor,
         reasoning_parser=served.reasoning_parser,
         reasoning_tags=settings.reasoning_tags,
+        tool_call_parser=_tool_call_parser(served.tool_call_parser, template),
         defaults=load_sampling_defaults(settings.generation_config, served.model, served.revision),
     )
+
+
+def _tool_call_parser(name: str, template: ChatTemplate) -> str | None:
+    if name != "auto":
+        return None if name == "none" else name
+    if template.tools_text is None:
+        return None
+    found = find_tool_parser(template.tools_text)
+    if found is None:
+        logger.warning(
+            "The chat template reads tools, but not which format its calls have: requests with tools are refused until "
+            "--tool-call-parser names it (%s)",
+            ", ".join(TOOL_PARSERS),
+        )
+    else:
+        logger.info("Tool calls are read in the format %s, which the chat template speaks of", found)
+    return found
 
 
 def agrees_with(tokenizer: Tokenizer) -> Callable[[Welcome], str | None]:

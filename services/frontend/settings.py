@@ -33,6 +33,7 @@ class ServedModel(EnginePoolSettings):
     served_model_name: list[str] = Field(default_factory=list, description="Names that clients use.")
     revision: str | None = None
     reasoning_parser: str | None = None
+    tool_call_parser: str = "auto"
     chat_template: Path | None = None
 
 
@@ -71,6 +72,11 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     )
     reasoning_parser: str | None = Field(
         None, description="Splits thinking from the answer: qwen3, deepseek_r1 or tagged."
+    )
+    tool_call_parser: str = Field(
+        "auto",
+        description="The format of the model's tool calls: hermes, llama3_json, mistral, deepseek_v3 or pythonic. auto "
+        "takes the one that the chat template speaks of; none: requests with tools are refused.",
     )
     reasoning_tags: CommaSeparated[tuple[str, str]] = Field(
         ("<think>", "</think>"), description="The tags of the parser `tagged`."

@@ -34,6 +34,7 @@ FRONTEND_SET_BY_CHART = SET_BY_CHART | {
     "engine_namespace",
     "engine_port_name",
     "reasoning_parser",
+    "tool_call_parser",
     "chat_template",
     "listen_fd",
     "api_key",

@@ -299,7 +299,7 @@ def test_a_timeout(complete: Callable[..., Any]) -> None:
 
 @runs(
     "response_format", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "parallel_tool_calls", "prediction", "verbosity", "modalities",
+    "prediction", "verbosity", "modalities",
 )  # fmt: skip
 def test_options_that_change_nothing(complete: Callable[..., Any], chat: Callable[..., Any]) -> None:
     both: dict[str, Any] = {
@@ -314,7 +314,6 @@ def test_options_that_change_nothing(complete: Callable[..., Any], chat: Callabl
     }
     assert text(complete(**both)) == text(complete())
     own: dict[str, Any] = {
-        "parallel_tool_calls": True,
         "prediction": {"type": "content", "content": "The"},
         "verbosity": "low",
         "modalities": ["text"],
@@ -447,13 +446,18 @@ def test_variables_of_the_template(chat: Callable[..., Any]) -> None:
     assert refused.value.param == "chat_template_kwargs"
 
 
-@runs("tools", "tool_choice", "functions", "function_call", "audio", "web_search_options")
-def test_tools_are_refused_unless_they_are_not_to_be_used(chat: Callable[..., Any]) -> None:
+@runs("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "audio", "web_search_options")
+def test_tools_where_the_template_has_no_place_for_them(chat: Callable[..., Any]) -> None:
+    """test_serve_tools.py has a template that does."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    assert content(chat(tools=tools, tool_choice="none")) == ANSWER
-    for options in ({"tools": tools}, {"tools": tools, "tool_choice": "required"}, {"functions": [{"name": "f"}]}):
-        with pytest.raises(openai.BadRequestError):
-            chat(**options)
+    assert content(chat(tools=tools, tool_choice="none", parallel_tool_calls=False)) == ANSWER
+    assert content(chat(function_call="none")) == ANSWER
+    for choice in ("auto", "required"):
+        with pytest.raises(openai.BadRequestError, match="template has no place for tools") as refused:
+            chat(tools=tools, tool_choice=choice)
+        assert refused.value.param == "tools"
+    with pytest.raises(openai.BadRequestError):
+        chat(functions=[{"name": "f"}])
     with pytest.raises(openai.BadRequestError):
         chat(modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})
 

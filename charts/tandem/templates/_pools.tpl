@@ -63,6 +63,7 @@ Engine pools: what `pools` says, over what `engine` says. And what the frontends
 {{- end -}}
 {{- if and $pool.revision (not $pool.tokenizer) }}{{ $_ := set $model "revision" $pool.revision }}{{ end -}}
 {{- with $pool.reasoningParser }}{{ $_ := set $model "reasoning_parser" . }}{{ end -}}
+{{- with $pool.toolCallParser }}{{ $_ := set $model "tool_call_parser" . }}{{ end -}}
 {{- if $pool.chatTemplate }}{{ $_ := set $model "chat_template" (printf "/etc/tandem/chat-templates/%s.jinja" $name) }}{{ end -}}
 {{- $models = append $models $model -}}
 {{- end -}}

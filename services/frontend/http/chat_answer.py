@@ -9,6 +9,8 @@ from services.frontend.http.json_bytes import json_bytes
 from services.frontend.http.logprobs import LogprobFormat
 from services.frontend.http.usage import Usage
 from services.frontend.output.collector import Delta
+from services.frontend.output.tools import ToolCallDelta
+from shared.protocol import FinishReason
 
 
 @dataclass(slots=True)
@@ -45,16 +47,18 @@ class ChatAnswer:
 
     def _choice(self, index: int, delta: Delta) -> dict[str, Any]:
         content: str | None = self.echo + delta.content
-        if not content and self.splits_reasoning:
-            content = None  # it only thought, or was cut off while thinking
+        if not content and (self.splits_reasoning or delta.tool_calls):
+            content = None  # it only thought, was cut off while thinking, or only called tools
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         for name in self.reasoning_fields:
             message[name] = delta.reasoning or None
+        if delta.tool_calls:
+            message["tool_calls"] = [_whole_call(call) for call in delta.tool_calls]
         choice = {
             "index": index,
             "message": message,
             "logprobs": None if delta.logprobs is None else self.logprobs.chat(delta.logprobs),
-            "finish_reason": None if delta.finish_reason is None else FINISH_REASONS.get(delta.finish_reason),
+            "finish_reason": None if delta.finish_reason is None else _finish_reason(delta, delta.finish_reason),
             "stop_reason": delta.stop_reason,
         }
         if self.prompt_token_ids is not None:
@@ -120,14 +124,19 @@ class ChatChunks:
             text = json_bytes(delta.reasoning)
             body = b"{" + b",".join([key + text for key in self._reasoning_keys]) + b"}"
             # What belongs to the delta as a whole goes with its last chunk.
-            last = not delta.content
+            last = not delta.content and not delta.tool_calls
             self._chunk(chunks, index, body, logprobs if last else b"null", ids if last else b"")
             has_details = has_details and not last
-        if delta.content or has_details:
-            self._chunk(chunks, index, b'{"content":' + json_bytes(delta.content) + b"}", logprobs, ids)
+        if delta.content or (has_details and not delta.tool_calls):
+            body = b'{"content":' + json_bytes(delta.content) + b"}"
+            last = not delta.tool_calls
+            self._chunk(chunks, index, body, logprobs if last else b"null", ids if last else b"")
+        if delta.tool_calls:
+            body = json_bytes({"tool_calls": [_call_delta(call) for call in delta.tool_calls]})
+            self._chunk(chunks, index, body, logprobs, ids)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
-            finish = b'"%b"' % FINISH_REASONS[delta.finish_reason].encode()
+            finish = b'"%b"' % _finish_reason(delta, delta.finish_reason).encode()
             stop_reason = b',"stop_reason":' + json_bytes(delta.stop_reason)
             self._chunk(chunks, index, b"{}", extra=stop_reason, finish=finish)
 
@@ -156,3 +165,19 @@ class ChatChunks:
         if self.answer.continuous_usage:
             chunks += (b',"usage":', json_bytes(self.answer.usage.as_json()))
         chunks.append(b"}\n\n")
+
+
+def _finish_reason(delta: Delta, reason: FinishReason) -> str:
+    return "tool_calls" if delta.called_tools else FINISH_REASONS[reason]
+
+
+def _whole_call(call: ToolCallDelta) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    """A call's id, type and name are in its first delta only."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_whole_call(call)}

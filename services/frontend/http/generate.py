@@ -22,6 +22,7 @@ from services.frontend.http.state import FrontendState
 from services.frontend.http.whole_collector import WholeCollector
 from services.frontend.output.collector import Collector, Delta
 from services.frontend.output.processor import OutputProcessor
+from services.frontend.output.tools import ToolParser
 from shared.sampling_params import SamplingParams
 
 
@@ -31,6 +32,7 @@ def make_choices(
     prompts: Sequence[tuple[list[int], SamplingParams]],
     new_reasoning_parser: Callable[[list[int]], Any] | None = None,
     *,
+    new_tool_parser: Callable[[], ToolParser] | None = None,
     longest_timeout: float | None = None,
 ) -> Choices:
     """One generation for each prompt and each of its `n` choices: choice i belongs to prompt i // n.
@@ -49,7 +51,13 @@ def make_choices(
                 sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
             parser = new_reasoning_parser(token_ids) if new_reasoning_parser else None
             sink = OutputProcessor(
-                model.tokenizer, options, collector, len(generations), parser, prompt_token_ids=token_ids
+                model.tokenizer,
+                options,
+                collector,
+                len(generations),
+                parser,
+                prompt_token_ids=token_ids,
+                tools=new_tool_parser() if new_tool_parser else None,
             )
             generations.append(
                 Generation(

@@ -1,7 +1,7 @@
 """One model that this frontend serves: its names, its tokenizer, how its prompts are built, where its engines are."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from services.frontend.engines.status import EngineStatus
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.generation_config import SamplingDefaults
 from services.frontend.output.reasoning import make_reasoning_parser
+from services.frontend.output.tools import ToolParser, make_tool_parser
 from services.frontend.prompts.build import PromptBuilder
 from services.frontend.prompts.chat_template import ChatTemplate
 from services.frontend.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ class LoadedModel:
     executor: Executor
     reasoning_parser: str | None = None
     reasoning_tags: tuple[str, str] = ("<think>", "</think>")
+    tool_call_parser: str | None = None
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: PromptBuilder = field(init=False)
@@ -92,3 +94,8 @@ class LoadedModel:
             chat_template_kwargs=chat_template_kwargs,
             tags=self.reasoning_tags,
         )
+
+    def new_tool_parser(self, names: Collection[str], *, single: bool) -> ToolParser:
+        """A parser for one choice of a request that offers functions of these names."""
+        assert self.tool_call_parser is not None
+        return make_tool_parser(self.tool_call_parser, self.tokenizer, names, single=single)

@@ -80,6 +80,7 @@ def output_options(request: ChatCompletionRequest | CompletionRequest) -> Output
         skip_special_tokens=request.skip_special_tokens is not False,
         spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
         min_tokens=_or(request.min_tokens, 0),
+        stop_token_ids=frozenset(request.stop_token_ids or ()),
         logprobs=wants_logprobs(request),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.frontend.generation import GenerationError
+from services.frontend.output.tools.parser import ToolCallDelta, merge_calls
 from shared.protocol import FinishReason, TokenLogprobs
 
 # Unread deltas of one choice up to which none is merged: a reader that is a few steps late has not fallen behind.
@@ -26,6 +27,7 @@ class Delta:
 
     content: str = ""
     reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)  # all new ones, reasoning included
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, where asked
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -33,6 +35,7 @@ class Delta:
     completion_tokens: int = 0  # in total so far
     reasoning_tokens: int = 0  # in total so far
     finish_reason: FinishReason | None = None
+    called_tools: bool = False  # the model ended by itself, with complete calls
     stop_reason: int | str | None = None
     error: GenerationError | None = None
 
@@ -41,6 +44,7 @@ class Delta:
         return Delta(
             self.content + other.content,
             self.reasoning + other.reasoning,
+            merge_calls(self.tool_calls, other.tool_calls) if self.tool_calls else other.tool_calls,
             self.token_ids + other.token_ids,
             self.logprobs + other.logprobs if self.logprobs and other.logprobs else self.logprobs or other.logprobs,
             other.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
@@ -48,6 +52,7 @@ class Delta:
             other.completion_tokens,
             other.reasoning_tokens,
             other.finish_reason if self.finish_reason is None else self.finish_reason,
+            self.called_tools or other.called_tools,
             other.stop_reason if self.stop_reason is None else self.stop_reason,
             other.error if self.error is None else self.error,
         )

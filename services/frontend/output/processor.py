@@ -1,7 +1,7 @@
-"""One choice's way from token ids to text: detokenizer → stop strings → reasoning → the request's collector.
+"""One choice's way from token ids to text: detokenizer → stop strings → reasoning → tools → the request's collector.
 
 `accept` runs once for every request of every step, on the event loop: it is the only loop over tokens in the
-process, so its plain case (no stop strings, no reasoning left to split) takes all of a step's tokens at once.
+process, so its plain case (no stop strings, no reasoning left to split, no tools) takes a step's tokens at once.
 """
 
 import logging
@@ -12,6 +12,8 @@ from services.frontend.generation import GenerationError
 from services.frontend.output.collector import Collector, Delta
 from services.frontend.output.reasoning import ReasoningParser
 from services.frontend.output.stop_strings import StopMatcher
+from services.frontend.output.tools import ToolCallDelta, ToolParser
+from services.frontend.output.tools.parser import merge_calls
 from services.frontend.tokenizer import Tokenizer
 from shared.protocol import FinishReason, RequestOutput
 
@@ -30,7 +32,7 @@ class OutputOptions:
 
     `stop` strings are looked for in all that is generated, reasoning included. `min_tokens`: a stop string counts
     only where its last character comes from a later token than that, wherever it begins; the engine sees to eos
-    and stop ids.
+    and stop ids. `stop_token_ids`: an output that one of these ended did not end by itself.
     """
 
     stop: tuple[str, ...] = ()
@@ -38,6 +40,7 @@ class OutputOptions:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
 
 
@@ -56,6 +59,8 @@ class OutputProcessor:
         "_reasoning_tokens",
         "_text_length",
         "_tokenizer",
+        "_tool_calls",
+        "_tools",
     )
 
     def __init__(
@@ -66,6 +71,7 @@ class OutputProcessor:
         index: int,
         reasoning: ReasoningParser | None = None,
         prompt_token_ids: Sequence[int] = (),
+        tools: ToolParser | None = None,
     ) -> None:
         """`prompt_token_ids`: the text continues that of the prompt, its leading space and last character included."""
         self._tokenizer = tokenizer
@@ -73,10 +79,13 @@ class OutputProcessor:
         self._collector = collector
         self._index = index
         self._reasoning = reasoning
+        self._tools = tools
+        self._tool_calls: list[ToolCallDelta] = []  # of the step at hand
+        markers = [parser.marker_token_ids for parser in (reasoning, tools) if parser is not None]
         self._detokenizer = tokenizer.detokenizer(
             options.skip_special_tokens,
             options.spaces_between_special_tokens,
-            reasoning.marker_token_ids if reasoning else (),
+            frozenset().union(*markers),
             prompt_token_ids,
         )
         self._matcher = StopMatcher(options.stop, options.include_stop_str_in_output) if options.stop else None
@@ -90,7 +99,12 @@ class OutputProcessor:
         if self._ended:
             return True
         try:
-            if output.finish_reason is None and self._matcher is None and self._reasoning is None:
+            if (
+                output.finish_reason is None
+                and self._matcher is None
+                and self._reasoning is None
+                and self._tools is None
+            ):
                 content = self._detokenizer.push(output.token_ids)
                 self._completion_tokens += len(output.token_ids)
                 self._put(output, content, "", len(output.token_ids), None, None)
@@ -129,19 +143,27 @@ class OutputProcessor:
             used += 1
             self._completion_tokens += 1
             stop = self._take(text, content, reasoning)
-            if stop is not None:
+            if stop is not None or (self._tools is not None and self._tools.done):
                 break
-        if stop is None and finish_reason is not None:
+        # The only call that was allowed is complete: the model may not go on.
+        complete = self._tools is not None and self._tools.done
+        if stop is None and finish_reason is not None and not complete:
             stop = self._take_rest(content, reasoning)
+        if complete:
+            stop = None  # which only follows
         stop_reason: int | str | None = stop
-        if stop is not None:
+        if stop is not None or complete:
             finish_reason = FinishReason.STOP
         elif output.stop_token_id != self._tokenizer.eos_token_id:
             stop_reason = output.stop_token_id
         if finish_reason is not None:
             self._ended = True
-            self._finish_reasoning(content, reasoning)
-        self._put(output, "".join(content), "".join(reasoning), used, finish_reason, stop_reason)
+            self._finish_parsers(content, reasoning)
+        by_itself = finish_reason is FinishReason.STOP and stop is None
+        if output.stop_token_id in self._options.stop_token_ids and not complete:
+            by_itself = False
+        called = by_itself and self._tools is not None and self._tools.called
+        self._put(output, "".join(content), "".join(reasoning), used, finish_reason, stop_reason, called)
 
     def _take(self, text: str, content: list[str], reasoning: list[str]) -> str | None:
         """One token's text through stop strings and reasoning. Returns the stop string that it completed."""
@@ -153,13 +175,13 @@ class OutputProcessor:
             early = self._completion_tokens <= self._options.min_tokens
             text, stop = self._matcher.push(text, early)
         if parser is None:
-            content.append(text)
+            self._answer(text, content)
             return stop
         self._text_length = start + length
         thought, answer = parser.push(text)
         parser.add_token(start, start + length)
         reasoning.append(thought)
-        content.append(answer)
+        self._answer(answer, content)
         self._reasoning_tokens = parser.reasoning_tokens
         if parser.done:
             self._reasoning = None
@@ -174,19 +196,30 @@ class OutputProcessor:
             if stop is None:
                 text += self._matcher.flush()
         if self._reasoning is None:
-            content.append(text)
+            self._answer(text, content)
         else:
             thought, answer = self._reasoning.push(text)
             reasoning.append(thought)
-            content.append(answer)
+            self._answer(answer, content)
         return stop
 
-    def _finish_reasoning(self, content: list[str], reasoning: list[str]) -> None:
+    def _answer(self, text: str, content: list[str]) -> None:
+        """Text that is no reasoning."""
+        if self._tools is not None:
+            text, calls = self._tools.push(text)
+            self._tool_calls = merge_calls(self._tool_calls, calls)
+        content.append(text)
+
+    def _finish_parsers(self, content: list[str], reasoning: list[str]) -> None:
         if self._reasoning is not None:
             thought, answer = self._reasoning.finish()
             reasoning.append(thought)
-            content.append(answer)
+            self._answer(answer, content)
             self._reasoning_tokens = self._reasoning.reasoning_tokens
+        if self._tools is not None:
+            text, calls = self._tools.finish()
+            self._tool_calls = merge_calls(self._tool_calls, calls)
+            content.append(text)
 
     def _put(
         self,
@@ -196,17 +229,20 @@ class OutputProcessor:
         used: int,
         finish_reason: FinishReason | None,
         stop_reason: int | str | None,
+        called_tools: bool = False,
     ) -> None:
         token_ids = output.token_ids
         logprobs = output.logprobs if self._options.logprobs else None
         if used < len(token_ids):  # a stop string ended it within this step
             token_ids = token_ids[:used]
             logprobs = logprobs[:used] if logprobs else logprobs
+        calls, self._tool_calls = self._tool_calls, []
         self._collector.put(
             self._index,
             Delta(
                 content,
                 reasoning,
+                calls,
                 token_ids,
                 logprobs,
                 output.prompt_logprobs,
@@ -214,6 +250,7 @@ class OutputProcessor:
                 self._completion_tokens,
                 self._reasoning_tokens,
                 finish_reason,
+                called_tools,
                 stop_reason,
             ),
         )

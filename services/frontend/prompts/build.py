@@ -49,6 +49,7 @@ class PromptBuilder:
         size: int,
         documents: list[dict[str, str]] | None = None,
         variables: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
         max_model_len: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation. `size`: no more characters than that are in all that the template is given.
@@ -63,6 +64,7 @@ class PromptBuilder:
                 continue_final_message=continue_final_message,
                 documents=documents,
                 variables=variables,
+                tools=tools,
             )
             return self._encode(text, add_special_tokens, max_model_len, "messages")
 

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
 
 from services.frontend.prompts.errors import InvalidPrompt
 from services.frontend.prompts.messages import ChatMessage, template_messages
@@ -60,11 +64,19 @@ class ChatTemplate:
     def __init__(self, hf_tokenizer: Any, text: str | None = None) -> None:
         self._hf = hf_tokenizer
         self._text = text if text is not None else _own_template(hf_tokenizer)
+        # Some models have a template of its own for conversations with tools.
+        tools_text = text if text is not None else _own_template(hf_tokenizer, with_tools=True)
+        self._tools_text = tools_text if tools_text is not None and reads_tools(tools_text) else None
         self._knows_developer = self._text is not None and "developer" in self._text
 
     @property
     def exists(self) -> bool:
         return self._text is not None
+
+    @property
+    def tools_text(self) -> str | None:
+        """The template for conversations with tools; None where it has no place for them."""
+        return self._tools_text
 
     def render(
         self,
@@ -74,6 +86,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         documents: list[dict[str, str]] | None = None,
         variables: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> str:
         """The prompt's text. `variables` are the request's chat_template_kwargs. Raises InvalidPrompt."""
         if self._text is None:
@@ -81,6 +94,12 @@ class ChatTemplate:
                 "this model has no chat template, so it takes no conversation: use /v1/completions, "
                 "or start the server with --chat-template FILE",
                 "messages",
+            )
+        if tools and self._tools_text is None:
+            raise InvalidPrompt(
+                "this model's chat template has no place for tools, so the model would not hear of them: leave tools "
+                "out, send tool_choice none, or start the server with a --chat-template that reads `tools`",
+                "tools",
             )
         if not messages:
             raise InvalidPrompt("messages must hold at least one message", "messages")
@@ -98,7 +117,8 @@ class ChatTemplate:
         try:
             rendered = self._hf.apply_chat_template(
                 conversation,
-                chat_template=self._text,
+                chat_template=self._tools_text if tools else self._text,
+                tools=list(tools) or None,
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -114,11 +134,30 @@ class ChatTemplate:
         return str(rendered)
 
 
-def _own_template(hf_tokenizer: Any) -> str | None:
+def _own_template(hf_tokenizer: Any, *, with_tools: bool = False) -> str | None:
     try:
-        return hf_tokenizer.get_chat_template(None, None)
+        return hf_tokenizer.get_chat_template(None, [{}] if with_tools else None)
     except ValueError:  # no template, or several of which none is the default
         return None
+
+
+def reads_tools(template: str) -> bool:
+    """Whether a template reads the variable `tools`, or may: one that cannot be parsed is given the benefit."""
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols", _GenerationTag])
+    try:
+        return "tools" in jinja2.meta.find_undeclared_variables(environment.parse(template))
+    except jinja2.TemplateError:
+        return "tools" in template
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """transformers' {% generation %}, which marks what an assistant said; for reading only."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def read_template_file(path: Path) -> str:

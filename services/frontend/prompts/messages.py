@@ -86,7 +86,7 @@ class FunctionCall(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     name: str
-    arguments: str = ""
+    arguments: str | dict[str, Any] | None = Field("", description="JSON as text, as answers have it, or an object.")
 
 
 class ToolCall(BaseModel):
@@ -136,14 +136,16 @@ def _template_message(number: int, message: ChatMessage, *, developer_role: bool
         # Templates read one name or the other.
         fields["reasoning"] = fields["reasoning_content"] = reasoning
     for call in fields.get("tool_calls", ()):
-        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+        call["function"]["arguments"] = _arguments(call["function"].get("arguments"))
     return fields
 
 
-def _arguments(arguments: str) -> Any:
+def _arguments(arguments: str | dict[str, Any] | None) -> Any:
     # Templates write the arguments with `tojson`, which would quote a string once more.
     if not arguments:
         return {}
+    if isinstance(arguments, dict):
+        return arguments
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):

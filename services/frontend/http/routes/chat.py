@@ -19,6 +19,7 @@ from services.frontend.http.sampling import bad_word_ids, check_counts, sampling
 from services.frontend.http.schemas.chat import ChatCompletionRequest
 from services.frontend.http.schemas.responses import ChatCompletion
 from services.frontend.http.state import frontend_state
+from services.frontend.http.tool_use import tool_use
 from services.frontend.http.usage import Usage
 from services.frontend.prompts.limits import room_for_output, truncate_prompt
 
@@ -34,6 +35,7 @@ async def create_chat_completion(http_request: Request) -> Response:
     check_counts(request, max_n=state.settings.max_n, max_stop=state.settings.max_stop)
     limits = model.limits()
     variables = _template_variables(request)
+    tools = tool_use(request, model)
     with state.preparing():
         token_ids = await model.prompts.encode_chat(
             request.messages,
@@ -43,6 +45,7 @@ async def create_chat_completion(http_request: Request) -> Response:
             size=request.num_bytes,
             documents=request.documents,
             variables=variables,
+            tools=tools.for_template() if tools else (),
             max_model_len=None if request.truncate_prompt_tokens is not None else limits.max_model_len,
         )
         bad_words = await model.prompts.run(request.num_bytes, lambda: bad_word_ids(request, model.tokenizer))
@@ -68,6 +71,7 @@ async def create_chat_completion(http_request: Request) -> Response:
         model,
         [(token_ids, sampling)],
         lambda prompt: model.new_reasoning_parser(prompt, variables),
+        new_tool_parser=(lambda: tools.new_parser(model)) if tools else None,
         longest_timeout=state.settings.request_timeout,
     )
     chat_answer = _answer(request, name, model, token_ids, state.settings.reasoning_fields)

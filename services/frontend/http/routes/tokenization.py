@@ -34,6 +34,7 @@ async def tokenize(http_request: Request) -> Response:
                 add_special_tokens=bool(request.add_special_tokens),
                 size=request.num_bytes,
                 variables=request.chat_template_kwargs,
+                tools=[tool.for_template() for tool in request.tools or ()],
             )
         token_strs = None
         if request.return_token_strs:

@@ -2,10 +2,11 @@
 
 from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from services.frontend.http.schemas.fields import Flag, WholeNumber
 from services.frontend.http.schemas.generation import GenerationFields
+from services.frontend.http.schemas.tools import MAX_TOOLS, Tool, ToolChoice, check_tools
 from services.frontend.prompts.messages import ChatMessage
 from shared.sampling_params import MAX_LOGPROBS
 
@@ -15,8 +16,7 @@ class ChatCompletionRequest(GenerationFields):
 
     unsupported: ClassVar[dict[str, str]] = {
         **GenerationFields.unsupported,
-        "functions": "function calling is not supported yet",
-        "function_call": "function calling is not supported yet",
+        "functions": "it is OpenAI's older form of tools: send the functions as tools",
         "audio": "audio is not supported",
         "web_search_options": "web search is not supported",
         "chat_template": "the template is the server's (--chat-template); a request cannot bring its own",
@@ -39,9 +39,14 @@ class ChatCompletionRequest(GenerationFields):
     include_reasoning: Flag | None = Field(True, description="False leaves the thinking out of the answer.")
     reasoning_effort: str | None = Field(None, description="Reaches the chat template as a variable.")
 
-    tool_choice: Any = Field(None, description="none or auto.", json_schema_extra={"enum": ["none", "auto", None]})
-    tools: list[Any] | None = Field(None, description="Not supported yet, unless tool_choice is none.")
-    parallel_tool_calls: Any = Field(None, description="Accepted; changes nothing.")
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(
+        None, description="By default auto. required and a named function are enforced; none leaves the tools out."
+    )
+    parallel_tool_calls: Flag | None = Field(True, description="False: the answer ends with its first call.")
+    function_call: Any = Field(
+        None, description="Only none or auto: send tool_choice.", json_schema_extra={"enum": ["none", "auto", None]}
+    )
     modalities: list[str] | None = Field(
         None,
         description='Only ["text"].',
@@ -50,18 +55,16 @@ class ChatCompletionRequest(GenerationFields):
     prediction: Any = Field(None, description="Accepted; changes nothing.")
     verbosity: Any = Field(None, description="Accepted; changes nothing.")
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _no_forced_tool(cls, value: Any) -> Any:
-        if value not in (None, "none", "auto"):
-            raise ValueError("must be none or auto: tool calling is not supported yet")
-        return value
-
     @field_validator("tools")
     @classmethod
-    def _no_tools(cls, value: list[Any] | None, info: ValidationInfo) -> list[Any] | None:
-        if value and info.data.get("tool_choice") != "none":
-            raise ValueError("are not supported yet: leave them out, or send tool_choice none")
+    def _no_name_twice(cls, value: list[Tool] | None) -> list[Tool] | None:
+        return check_tools(value)
+
+    @field_validator("function_call")
+    @classmethod
+    def _no_forced_function(cls, value: Any) -> Any:
+        if value not in (None, "none", "auto"):
+            raise ValueError("is OpenAI's older form of tool_choice: send the functions as tools, and tool_choice")
         return value
 
     @field_validator("modalities")

@@ -52,12 +52,24 @@ class ChatLogprobs(ResponseBody):
     refusal: None
 
 
+class CalledFunction(ResponseBody):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(ResponseBody):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(ResponseBody):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class PromptLogprob(ResponseBody):
@@ -70,7 +82,7 @@ class ChatChoice(ResponseBody):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None
     token_ids: list[int] | None = None
 

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from services.frontend.http.schemas.fields import Flag, RequestBody, TokenIdList
+from services.frontend.http.schemas.tools import MAX_TOOLS, Tool
 from services.frontend.prompts.messages import ChatMessage
 
 
@@ -18,6 +19,7 @@ class TokenizeRequest(RequestBody):
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     return_token_strs: Flag | None = False
 
     @model_validator(mode="after")

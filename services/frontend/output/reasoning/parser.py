@@ -8,6 +8,8 @@ import enum
 from collections import deque
 from collections.abc import Collection
 
+from services.frontend.output.tags import partial_tag
+
 # The answer's first line keeps its indentation, but blanks without end are not held for ever.
 _LONGEST_INDENT = 256
 
@@ -134,7 +136,7 @@ class ReasoningParser:
     def _look_for_closing(self, text: str) -> tuple[str, str]:
         position = text.find(self._close_tag)
         if position < 0:
-            cut = len(text) - _partial_tag(text, self._close_tag)
+            cut = len(text) - partial_tag(text, self._close_tag)
             self._held = text[cut:]
             return text[:cut], ""
         self._end = self._length - len(text) + position
@@ -153,13 +155,3 @@ class ReasoningParser:
 
 def _last_line(blanks: str) -> str:
     return blanks[blanks.rfind("\n") + 1 :][-_LONGEST_INDENT:]
-
-
-def _partial_tag(text: str, tag: str) -> int:
-    """The length of the longest end of the text that the tag begins with, short of the whole tag."""
-    position = text.find(tag[0], max(0, len(text) - len(tag) + 1))
-    while position >= 0:
-        if tag.startswith(text[position:]):
-            return len(text) - position
-        position = text.find(tag[0], position + 1)
-    return 0

@@ -277,8 +277,6 @@ def test_unknown_paths_and_methods(call):
 def test_unsupported_fields_that_ask_for_nothing(call):
     nothing = {"tools": [], "tool_choice": "none", "functions": None, "guided_json": None, "audio": None}
     assert call.chat(**nothing, response_format={"type": "text"}, modalities=["text"]).status_code == 200
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert call.chat(tools=tools, tool_choice="none").status_code == 200
     assert call.complete(best_of=1, suffix="").status_code == 200
 
 

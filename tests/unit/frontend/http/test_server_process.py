@@ -148,6 +148,7 @@ def test_a_port_that_is_taken():
         ({"model": "/no/such/folder"}, "/no/such/folder"),
         ({}, "--model is needed"),
         ({"reasoning_parser": "telepathy"}, "telepathy"),
+        ({"tool_call_parser": "telepathy"}, "hermes, llama3_json"),
         ({"chat_template": Path("/no/template")}, "/no/template"),
         ({"api_key_file": Path("/no/keys")}, "/no/keys"),
         ({"engine_addresses": ["nonsense"]}, "nonsense"),

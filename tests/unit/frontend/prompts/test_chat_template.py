@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.frontend.output.tools import find_tool_parser
 from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
 from services.frontend.prompts.errors import InvalidPrompt
 from services.frontend.prompts.messages import ChatMessage
@@ -174,3 +175,76 @@ def test_template_files(tmp_path: Path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="UTF-8"):
         read_template_file(path)
+
+
+@pytest.mark.parametrize(
+    ("template", "reads"),
+    [
+        ("{% if tools %}{{ tools }}{% endif %}", True),
+        ("{%- if not tools is defined %}{%- set tools = none %}{%- endif %}{{ tools }}", True),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{{ tools }}{% endgeneration %}{% endfor %}", True),
+        ("{% for m in messages %}{% if m.role == 'x' %}{% break %}{% endif %}{{ tools }}{% endfor %}", True),
+        ("{# tools #}the tools of {{ messages[0].tools }}{{ 'tools' }}", False),
+        ("{% set tools = 'hammer' %}{{ tools }}", False),
+        ("{% macro show(tools) %}{{ tools }}{% endmacro %}{{ show(messages) }}", False),
+        (PLAIN, False),
+    ],
+)
+def test_whether_a_template_has_a_place_for_tools(hf, template, reads):
+    chat_template = ChatTemplate(hf, template)
+    assert (chat_template.tools_text is not None) == reads
+    if not reads:
+        with pytest.raises(InvalidPrompt, match="no place for tools") as refused:
+            chat_template.render(messages({"role": "user", "content": "x"}), tools=[{"type": "function"}])
+        assert refused.value.param == "tools"
+
+
+def test_a_template_of_its_own_for_tools():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    tokenizer.chat_template = {"default": "plain", "tool_use": "{{ tools | length }} tools"}
+    template = ChatTemplate(tokenizer)
+    message = messages({"role": "user", "content": "x"})
+    assert template.render(message) == "plain"
+    assert template.render(message, tools=[{}, {}]) == "2 tools"
+
+
+SMOLLM2_TOOLS = Path(__file__).resolve().parents[4] / "docs/chat-templates/chatml-hermes.jinja"
+
+
+def test_the_template_with_tools_is_smollm2s_own_without_them(smollm2):
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    own, with_tools = ChatTemplate(tokenizer), ChatTemplate(tokenizer, read_template_file(SMOLLM2_TOOLS))
+    for conversation in (
+        [{"role": "user", "content": "Hi"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": " Hello\n"},
+            {"role": "system", "content": "Be long."},
+            {"role": "user", "content": "So?"},
+        ],
+    ):
+        for end in (True, False):
+            expected = own.render(messages(*conversation), add_generation_prompt=end)
+            assert with_tools.render(messages(*conversation), add_generation_prompt=end) == expected
+
+
+def test_the_template_with_tools_shows_calls_and_their_answers(smollm2):
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    template = ChatTemplate(tokenizer, read_template_file(SMOLLM2_TOOLS))
+    assert find_tool_parser(template.tools_text or "") == "hermes"
+    calls = [{"id": str(n), "function": {"name": "f", "arguments": '{"a": "é"}'}} for n in range(2)]
+    rendered = template.render(
+        messages(
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": "one", "tool_call_id": "0"},
+            {"role": "tool", "content": "two", "tool_call_id": "1"},
+        ),
+        tools=[{"type": "function", "function": {"name": "f"}}],
+    )
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+    assert "<tools>\n" + '{"type": "function", "function": {"name": "f"}}' + "\n</tools>" in rendered
+    assert f"<|im_start|>assistant\n{call}\n{call}<|im_end|>\n" in rendered
+    answers = "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    assert rendered.endswith(f"<|im_start|>user\n{answers}<|im_end|>\n<|im_start|>assistant\n")
