@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from services.frontend.output.detokenizer import Detokenizer, PieceDetokenizer, WindowDetokenizer
-from services.frontend.output.pieces import MAX_TOKEN_ID, TokenPieces, read_decoding_rule
+from services.frontend.output.pieces import MAX_TOKEN_ID, TokenPieces
+from shared.token_bytes import read_decoding_rule
 
 
 class TokenizerLoadError(Exception):

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Regex, decoders
 
-from services.frontend.output.pieces import DecodingRule, read_decoding_rule
+from shared.token_bytes import DecodingRule, read_decoding_rule
 
 
 @pytest.mark.parametrize(
