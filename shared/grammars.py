@@ -6,7 +6,7 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md for the Lark 
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from shared.structured_output import (
     CHOICE,
@@ -18,9 +18,14 @@ from shared.structured_output import (
     StructuredOutput,
 )
 
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
 # Compact JSON, or with one space after each separator, as Python writes it: small models that may write any blanks
 # never stop writing them.
 JSON_OPTIONS: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+PARSER_LIMITS: dict[str, Any] = {"verbose_errors": False}
 
 # What is forced would otherwise be tokenized as the model's tokenizer would, and the engine has none: the model
 # itself chooses how to write it.
@@ -60,6 +65,13 @@ def llguidance_grammar(structured: StructuredOutput, special_names: Mapping[str,
             main += "start: @answer\n"
     grammars = [{"name": "main", "lark_grammar": main}, {"name": "answer", **answer}, *others]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def parser_limits() -> "LLParserLimits":
+    """What compiling and matching may cost, equal on both sides: what a frontend lets through an engine compiles."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(**PARSER_LIMITS)
 
 
 def _answer(structured: StructuredOutput, special: Mapping[str, int]) -> tuple[Grammar, list[Grammar]]:

@@ -7,16 +7,19 @@ it from one thread; tests drive it directly.
 import logging
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from services.engine.admission import InvalidRequest, already_ended, make_request
 from services.engine.deadlines import Deadlines
 from services.engine.executor.interface import Executor
+from services.engine.grammars import GrammarCompiler, GrammarMatcher, MaskFiller, PendingGrammars, TokenMasks
 from services.engine.kv_cache import BlockEvents, KVCache
 from services.engine.request import Request, SampledToken, Step
 from services.engine.scheduler import Scheduler
 from services.engine.settings import EngineSettings
 from services.engine.statistics import Statistics, TokenRate
 from shared.protocol import Add, FinishReason, Load, ModelLimits, RequestOutput
+from shared.vocabulary import VocabularyError
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,10 @@ class EngineCore:
         )
         self._clock = clock
         self._eos_ids = frozenset(limits.eos_token_ids)
+        self.pending_grammars = PendingGrammars(
+            GrammarCompiler(self._model_folder, limits.vocab_size, limits.eos_token_ids)
+        )
+        self._mask_filler = MaskFiller(limits.vocab_size, limits.eos_token_ids)
         self._requests: dict[bytes, dict[int, Request]] = {}
         self._outputs: OutputsByPeer = {}
         self._deadlines = Deadlines()
@@ -65,7 +72,7 @@ class EngineCore:
 
     @property
     def num_requests(self) -> int:
-        return len(self.scheduler.running) + len(self.scheduler.waiting)
+        return len(self.scheduler.running) + len(self.scheduler.waiting) + len(self.pending_grammars)
 
     @property
     def num_blocks(self) -> int:
@@ -83,7 +90,8 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.scheduler.running or self.scheduler.waiting or self._outputs)
+        scheduler = self.scheduler
+        return bool(scheduler.running or scheduler.waiting or self._outputs or self.pending_grammars.any_ready)
 
     def add(self, peer: bytes, add: Add) -> None:
         """Take a request of a frontend. Whatever is wrong with it comes back as that request's output."""
@@ -110,14 +118,19 @@ class EngineCore:
             self.statistics.refuse("invalid")
             self._answer(peer, add.request_id, FinishReason.ERROR, error=refusal)
             return
-        if self.scheduler.is_full:
+        if self.scheduler.is_full or len(self.pending_grammars) >= self.scheduler.max_waiting_requests:
             self.statistics.refuse("overloaded")
             self._answer(peer, add.request_id, FinishReason.OVERLOADED)
             return
         request.queued_at = time.perf_counter()
-        self.scheduler.add(request)
         self._deadlines.add(request)
         self._requests.setdefault(peer, {})[add.request_id] = request
+        # Where nothing is generated, nothing needs a grammar.
+        if request.sampling.structured_output is not None and len(request.token_ids) < request.max_total_tokens:
+            self.pending_grammars.add(request)
+            self._queue_ready()  # a grammar that is known needs no thread
+        else:
+            self.scheduler.add(request)
 
     def abort(self, peer: bytes, request_ids: Iterable[int]) -> None:
         """Stop working for these and say nothing more of them. Unknown ids are ignored."""
@@ -137,7 +150,7 @@ class EngineCore:
     def hand_over(self, waiting_only: bool = False) -> None:
         """Tell the frontends that others must go on with all requests, or with those that wait."""
         running = [] if waiting_only else list(self.scheduler.running)
-        for request in [*self.scheduler.waiting, *running]:
+        for request in [*self.pending_grammars.requests, *self.scheduler.waiting, *running]:
             self._finish(request, FinishReason.HANDED_OVER)
             self._answer(request.key.peer, request.key.request_id, FinishReason.HANDED_OVER)
 
@@ -147,6 +160,7 @@ class EngineCore:
         for request in self._deadlines.take_due(self._clock()):
             self._finish(request, FinishReason.ABORT)
             self._answer(request.key.peer, request.key.request_id, FinishReason.ABORT)
+        self._queue_ready()
         began = time.perf_counter()
         step = self.scheduler.schedule()
         preempted = self.scheduler.take_preempted()
@@ -156,7 +170,10 @@ class EngineCore:
         scheduled = time.perf_counter()
         times.schedule = scheduled - began
         if step.scheduled:
+            step.token_masks = self._start_masks(step)
             sampled = self.executor.execute(step)
+            if step.token_masks is not None:
+                step.token_masks.wait()
             executed = time.perf_counter()
             times.execute = executed - scheduled
             times.sample = step.sample_seconds
@@ -167,7 +184,7 @@ class EngineCore:
             self._take_results(step, sampled)
             times.bookkeeping = time.perf_counter() - executed
             self.statistics.add_step(len(step.scheduled), num_tokens)
-        elif self.num_requests and not preempted:
+        elif self.num_requests > len(self.pending_grammars) and not preempted:
             raise InvariantError(f"{len(self.scheduler.waiting)} requests wait, and none of them can ever run")
         outputs, self._outputs = self._outputs, {}
         return outputs
@@ -177,7 +194,7 @@ class EngineCore:
         scheduler = self.scheduler
         return Load(
             running_requests=len(scheduler.running),
-            waiting_requests=len(scheduler.waiting),
+            waiting_requests=len(scheduler.waiting) + len(self.pending_grammars),
             waiting_tokens=scheduler.uncomputed_tokens,
             free_blocks=self._kv_cache.num_free,
             total_blocks=self._kv_cache.num_blocks,
@@ -213,11 +230,37 @@ class EngineCore:
         """Compare all accounts of blocks with the running requests. For tests and idle moments: it takes long."""
         self._kv_cache.check(self.scheduler.running)
         known = {request for requests in self._requests.values() for request in requests.values()}
-        if known != {*self.scheduler.running, *self.scheduler.waiting}:
+        if known != {*self.scheduler.running, *self.scheduler.waiting, *self.pending_grammars.requests}:
             raise InvariantError("the scheduler's requests are not those that the engine knows")
 
     def close(self) -> None:
+        self.pending_grammars.close()
+        self._mask_filler.close()
         self.executor.close()
+
+    def _model_folder(self) -> Path:
+        if self.description.folder is None:
+            raise VocabularyError("this engine's executor has no model folder to read a vocabulary from")
+        return self.description.folder
+
+    def _queue_ready(self) -> None:
+        """Queue the requests whose grammar has been made."""
+        for request, error in self.pending_grammars.take_ready():
+            if error is not None:
+                self._fail(request, error)
+            elif request.grammar is not None and request.grammar.done:
+                # It was complete already; the engine that made it could not say so.
+                self._finish(request, FinishReason.STOP)
+                self._answer(request.key.peer, request.key.request_id, FinishReason.STOP)
+            else:
+                self.scheduler.add(request)
+
+    def _start_masks(self, step: Step) -> TokenMasks | None:
+        rows = [row for row, scheduled in enumerate(step.scheduled) if scheduled.samples]
+        matchers = [step.scheduled[row].request.grammar for row in rows]
+        if not any(matchers):
+            return None
+        return self._mask_filler.start(rows, matchers)
 
     def _take_results(self, step: Step, sampled: list[SampledToken]) -> None:
         block_size = self._kv_cache.block_size
@@ -228,9 +271,11 @@ class EngineCore:
             token_ids = request.token_ids
             computed = scheduled.start + scheduled.num_tokens
             request.num_computed_tokens = computed
-            if result.error is not None:
+            grammar = request.grammar
+            error = result.error or (None if grammar is None else grammar.error)
+            if error is not None:
                 # Its blocks are not shared: what the failed step left in them is unknown.
-                self._fail(request, result.error)
+                self._fail(request, error)
                 continue
             if computed // block_size > request.num_stored_blocks:
                 self._kv_cache.store_computed(request)
@@ -255,8 +300,14 @@ class EngineCore:
                 if token_id in request.stop_ids and request.num_output_tokens > request.sampling.min_tokens:
                     reason = FinishReason.STOP
                     output.stop_token_id = token_id
+                elif grammar is not None and self._completes(grammar, token_id):
+                    reason = FinishReason.STOP
+                    output.stop_token_id = token_id if token_id in self._eos_ids else None
                 elif len(token_ids) >= request.max_total_tokens:
                     reason = FinishReason.LENGTH
+                if grammar is not None and grammar.error is not None:
+                    self._fail(request, grammar.error)
+                    continue
             if not request.has_output and not self._fill_first_output(request, output):
                 continue
             if reason is not None:
@@ -268,6 +319,12 @@ class EngineCore:
             else:
                 outputs[peer] = [output]
         self.statistics.generated_tokens += num_generated
+
+    @staticmethod
+    def _completes(grammar: GrammarMatcher, token_id: int) -> bool:
+        """Tell the grammar of a token; True: nothing can follow. min_tokens and ignore_eos do not change that."""
+        grammar.accept(token_id)
+        return grammar.done
 
     def _fill_first_output(self, request: Request, output: RequestOutput) -> bool:
         """Add what comes once. False: the request failed instead."""
@@ -294,6 +351,7 @@ class EngineCore:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if not self.scheduler.finish(request):
             return
+        self.pending_grammars.discard(request)
         request.finish_reason = reason
         finished = self.statistics.finished
         finished[reason.name.lower()] = finished.get(reason.name.lower(), 0) + 1

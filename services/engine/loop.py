@@ -43,6 +43,7 @@ class EngineLoop:
         self._last_progress = time.monotonic()
         self._checked = True
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        core.pending_grammars.on_ready = self._wake
 
     @property
     def seconds_since_progress(self) -> float:
@@ -56,13 +57,16 @@ class EngineLoop:
     def drain(self) -> None:
         """Take no new requests, finish what the grace allows, hand the rest over, end. From any thread."""
         self._drain_asked.set()
-        # Wakes the loop where it is idle.
-        self._inbox.put((LINK_PEER, PeerLeft()), 0)
+        self._wake()
 
     def join(self, timeout: float) -> bool:
         """Wait for the thread's end. False: it has not ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def _wake(self) -> None:
+        """Have the loop turn where it is idle. From any thread."""
+        self._inbox.put((LINK_PEER, PeerLeft()), 0)
 
     def _run(self) -> None:
         error: BaseException | None = None

@@ -7,14 +7,20 @@ under `key`.
 import enum
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from shared.protocol import FinishReason, TokenLogprobs
 from shared.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from services.engine.grammars import GrammarMatcher, TokenMasks
+
 
 class RequestStatus(enum.Enum):
-    """WAITING requests hold no blocks (a preempted one is WAITING again); FINISHED ones none any more."""
+    """PREPARING requests are unknown to the scheduler until their grammar is there. WAITING ones hold no blocks (a
+    preempted one is WAITING again); FINISHED ones none any more."""
 
+    PREPARING = enum.auto()
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -68,6 +74,8 @@ class Request:
     # When it was queued, and when first admitted, in seconds of time.perf_counter.
     queued_at: float = 0.0
     admitted_at: float = 0.0
+    # Where its output must follow a grammar; it has read the output so far, whatever became of the KV blocks.
+    grammar: "GrammarMatcher | None" = None
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -107,6 +115,8 @@ class Step:
 
     scheduled: list[ScheduledRequest]
     sample_seconds: float = 0.0  # of the executor's time, what went into choosing tokens; it fills this in
+    # Of those that sample, where any of them has a grammar; still being filled when the step is run.
+    token_masks: "TokenMasks | None" = None
 
     @property
     def num_tokens(self) -> int:

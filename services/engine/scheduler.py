@@ -78,6 +78,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request that `refusal` has nothing against."""
         request.arrival_index = next(self._arrivals)
+        request.status = RequestStatus.WAITING
         self._enqueue(request)
 
     def schedule(self) -> Step:
@@ -99,7 +100,7 @@ class Scheduler:
             return False
         if request.status is RequestStatus.WAITING:
             self._dequeue(request)
-        else:
+        elif request.status is RequestStatus.RUNNING:
             del self.running[request]
             self.kv_cache.release(request)
         request.status = RequestStatus.FINISHED

@@ -4,6 +4,7 @@ Implementations: `torch_executor` (a model on a CPU or a GPU) and `simulated` (a
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from services.engine.request import Request, SampledToken, Step
@@ -12,11 +13,13 @@ from shared.protocol import ModelLimits
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What WELCOME tells of the model. `fingerprint` is equal for equal weights, and cheap to make."""
+    """What WELCOME tells of the model. `fingerprint` is equal for equal weights, and cheap to make. `folder` holds
+    its files, for what is read later."""
 
     name: str
     fingerprint: str
     limits: ModelLimits
+    folder: Path | None = None
 
 
 class Executor(Protocol):
@@ -32,9 +35,9 @@ class Executor(Protocol):
 
     def execute(self, step: Step) -> list[SampledToken]:
         """Run one step: write the KV of every scheduled token to its slot, and sample where the step reaches
-        a request's last token. Returns one entry for each of `step.scheduled`, in order (an entry that did
-        not sample has neither token nor error). A fault that concerns one request comes back as its `error`;
-        an exception means that the engine cannot go on."""
+        a request's last token, among the tokens of `step.token_masks` where those are set. Returns one entry for
+        each of `step.scheduled`, in order (an entry that did not sample has neither token nor error). A fault that
+        concerns one request comes back as its `error`; an exception means that the engine cannot go on."""
         ...
 
     def release(self, request: Request) -> None:

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from services.engine.executor.interface import ModelDescription
+from services.engine.grammars import TokenMasks
 from services.engine.request import Request, RequestKey, SampledToken, ScheduledRequest, Step
 from services.engine.settings import EngineSettings
 from shared.block_hash import block_hash
@@ -69,7 +72,7 @@ class SimulatedExecutor:
     """Tokens are a pure function of the request's tokens and seed, so that a preempted, moved or resumed request
     goes on identically. `random` never gives a special or an eos token: lengths are exact. `echo` repeats the
     prompt, one token a step, and then gives eos; a prompt that itself holds an eos id ends there, unless
-    ignore_eos is set."""
+    ignore_eos is set. Both keep to a request's grammar, so that eos comes where nothing else may."""
 
     def __init__(self, settings: EngineSettings, sleep: Callable[[float], None] = time.sleep) -> None:
         folder = resolve_model_folder(settings.model, settings.revision, weights=False)
@@ -98,6 +101,7 @@ class SimulatedExecutor:
             # Never to be mixed with engines that run the real weights, nor with other simulated tokens.
             fingerprint=f"simulated-{settings.simulated_tokens}-{fingerprint(folder)}",
             limits=ModelLimits(max_model_len, limits.vocab_size, limits.eos_token_ids, settings.block_size),
+            folder=folder,
         )
 
     @property
@@ -111,6 +115,8 @@ class SimulatedExecutor:
     def execute(self, step: Step) -> list[SampledToken]:
         began = time.perf_counter()
         sampled = [self._sample(scheduled) for scheduled in step.scheduled]
+        if step.token_masks is not None:
+            self._choose_allowed(step, step.token_masks, sampled)
         step.sample_seconds = time.perf_counter() - began
         rest = self._timing.milliseconds(step) / 1000 - step.sample_seconds
         if rest > 0:
@@ -138,6 +144,25 @@ class SimulatedExecutor:
             if sampling.logprobs is not None:
                 sampled.logprobs = self._logprobs(token_id, len(request.token_ids), sampling.logprobs)
         return sampled
+
+    def _choose_allowed(self, step: Step, masks: TokenMasks, sampled: list[SampledToken]) -> None:
+        """Where a grammar forbids the token, another takes its place: a pure function of it, and of the grammar.
+        The end is only chosen where nothing else may come."""
+        rows = [row for row, scheduled in enumerate(step.scheduled) if scheduled.samples]
+        for row, mask in zip(rows, masks.bitmask(rows), strict=True):
+            request = step.scheduled[row].request
+            token_id = sampled[row].token_id
+            if request.grammar is None or token_id is None:
+                continue
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if np.any(allowed == token_id):
+                continue
+            ordinary = [int(other) for other in allowed if other not in self._avoided] or [int(x) for x in allowed]
+            position = len(request.token_ids)
+            token_id = ordinary[_mix(_mix(token_id) ^ position) % len(ordinary)]
+            sampled[row].token_id = token_id
+            if request.sampling.logprobs is not None:
+                sampled[row].logprobs = self._logprobs(token_id, position, request.sampling.logprobs)
 
     def _next_echo(self, request: Request) -> int:
         position = request.num_output_tokens

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.engine.executor.interface import ModelDescription
 from services.engine.executor.step_clock import StepClock
+from services.engine.grammars import TokenMasks
 from services.engine.model.batch import Batch, build_batch
 from services.engine.model.cpu_threads import usable_threads
 from services.engine.model.errors import ModelLoadError
@@ -32,7 +33,9 @@ SCORED_ROWS_AT_ONCE = 256
 class TokenSampler(Protocol):
     """What the executor asks of the sampler (services/engine/sampling/sampler.py)."""
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]: ...
+    def sample(
+        self, logits: Tensor, requests: Sequence[Request], token_bitmask: Tensor | None = None
+    ) -> list[SampledToken]: ...
 
     def prompt_logprobs(self, logits: Tensor, next_token_ids: list[int], count: int) -> list[TokenLogprobs]: ...
 
@@ -91,6 +94,7 @@ class TorchExecutor:
                 block_size=settings.block_size,
                 max_waiting_requests=settings.max_waiting_requests,
             ),
+            folder=folder,
         )
         logger.info(
             "Model %s loaded: %s on %s, %s; KV cache of %d blocks (%d tokens, %.2f GiB); %d threads.",
@@ -129,7 +133,7 @@ class TorchExecutor:
             if not shares:
                 return results
             batch = self._build_batch([share for _, share in shares])
-        self._run(shares, batch, results)
+        self._run(shares, batch, results, step.token_masks)
         step.sample_seconds = self._clock.sample_seconds()
         return results
 
@@ -159,7 +163,13 @@ class TorchExecutor:
                 results[i].error = f"token id {outside} is outside the vocabulary (0 to {self._vocab_size - 1})"
         return valid
 
-    def _run(self, shares: list[tuple[int, ScheduledRequest]], batch: Batch, results: list[SampledToken]) -> None:
+    def _run(
+        self,
+        shares: list[tuple[int, ScheduledRequest]],
+        batch: Batch,
+        results: list[SampledToken],
+        masks: TokenMasks | None,
+    ) -> None:
         sampling: list[tuple[int, Request]] = []
         scoring: list[tuple[int, Request, int, int]] = []  # result, request, first position, number of positions
         rows: list[int] = []
@@ -180,8 +190,12 @@ class TorchExecutor:
 
         if sampling:
             logits = model.logits(states[: len(rows)])
+            bitmask = None
+            if masks is not None:
+                # The masks were filled while the model ran.
+                bitmask = torch.from_numpy(masks.bitmask([i for i, _ in sampling])).to(self._device, non_blocking=True)
             self._clock.sampling_begins()
-            tokens = self._sampler.sample(logits, [request for _, request in sampling])
+            tokens = self._sampler.sample(logits, [request for _, request in sampling], bitmask)
             self._clock.sampling_ends()
             for (i, _), token in zip(sampling, tokens, strict=True):
                 results[i] = token

@@ -24,7 +24,9 @@ class RecordingSampler:
         self.released: list[RequestKey] = []
         self._scored: list[torch.Tensor] = []
 
-    def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+    def sample(
+        self, logits: torch.Tensor, requests: Sequence[Request], token_bitmask: torch.Tensor | None = None
+    ) -> list[SampledToken]:
         for row, request in zip(logits.clone(), requests, strict=True):
             self.logits.setdefault(request.key.request_id, {})[request.num_tokens - 1] = row
         return [SampledToken(token_id=token_id) for token_id in logits.float().argmax(-1).tolist()]

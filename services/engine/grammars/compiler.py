@@ -1,0 +1,171 @@
+"""Makes the matcher of a request's grammar, in threads beside the engine's loop: a schema may take long to compile.
+
+The vocabulary's table is read from the model's folder when the first grammar comes. Compiled grammars are kept,
+the least recently used leave first.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.engine.grammars.matcher import GrammarMatcher
+from shared.grammars import InvalidGrammar, llguidance_grammar, parser_limits
+from shared.sampling_params import SamplingParams
+from shared.structured_output import StructuredOutput
+from shared.vocabulary import Vocabulary, VocabularyError, read_vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_CACHED_GRAMMARS = 256
+MAX_CACHED_CHARACTERS = 8 * 1024 * 1024  # of their values: what a grammar takes grows with its text
+COMPILE_THREADS = 2
+
+_Key = tuple[str, str, str, str, bool]
+
+
+class GrammarFault(Exception):
+    """This grammar cannot be matched here. The message is for the client."""
+
+
+class GrammarCompiler:
+    """`compile` may be called from the loop's thread alone; the threads start with the first grammar."""
+
+    def __init__(self, folder: Callable[[], Path], vocab_size: int, eos_ids: Sequence[int]) -> None:
+        """`folder` gives the model's, and may raise."""
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._threads: ThreadPoolExecutor | None = None
+        self._table: tuple[Vocabulary, LLTokenizer] | None = None
+        self._table_lock = threading.Lock()
+        self._compiled: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
+        self._characters = 0
+
+    def compile(self, sampling: SamplingParams, output: Sequence[int]) -> Future[GrammarMatcher]:
+        """A matcher that has read `output`. The future is done already where the grammar is known and there is no
+        output; otherwise a thread completes it. It raises GrammarFault."""
+        structured = sampling.structured_output
+        if structured is None:
+            raise ValueError("the request asks for no structured output")
+        compiled = self._find(structured)
+        if compiled.done() and output:
+            # To read a long output takes too long for the loop.
+            return self._pool().submit(lambda: self._matcher(compiled.result(), sampling, output))
+        made: Future[GrammarMatcher] = Future()
+        made.set_running_or_notify_cancel()
+
+        def make(compiled: Future[LLMatcher]) -> None:
+            try:
+                made.set_result(self._matcher(compiled.result(), sampling, output))
+            except BaseException as error:
+                made.set_exception(error)
+
+        # In the thread that compiled it: one that waited for another would be missing where both are needed.
+        compiled.add_done_callback(make)
+        return made
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
+        return self._threads
+
+    def _find(self, structured: StructuredOutput) -> "Future[LLMatcher]":
+        key = (
+            structured.kind,
+            structured.value,
+            structured.reasoning_start,
+            structured.reasoning_end,
+            structured.reasoning_opened,
+        )
+        compiled = self._compiled.get(key)
+        if compiled is not None and not (compiled.done() and compiled.exception() is not None):
+            self._compiled.move_to_end(key)
+            return compiled
+        if compiled is None:
+            self._characters += len(structured.value)
+        # Those that failed are tried again: they cost no more than the first time.
+        compiled = self._compiled[key] = self._pool().submit(self._compile, structured)
+        while len(self._compiled) > MAX_CACHED_GRAMMARS or (
+            self._characters > MAX_CACHED_CHARACTERS and len(self._compiled) > 1
+        ):
+            (_, value, *_), _ = self._compiled.popitem(last=False)
+            self._characters -= len(value)
+        return compiled
+
+    def _compile(self, structured: StructuredOutput) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        began = time.monotonic()
+        vocabulary, table = self._vocabulary()
+        try:
+            grammar = llguidance_grammar(structured, vocabulary.special_names)
+        except InvalidGrammar as error:
+            raise GrammarFault(f"structured_output{error.place} {error.message}") from error
+        matcher = LLMatcher(table, grammar, log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            raise GrammarFault(f"the grammar cannot be compiled: {matcher.get_error().strip()[:300]}")
+        seconds = time.monotonic() - began
+        if seconds > 1.0:
+            logger.warning("A grammar of %d characters took %.1f s to compile", len(structured.value), seconds)
+        return matcher
+
+    def _matcher(self, compiled: "LLMatcher", sampling: SamplingParams, output: Sequence[int]) -> GrammarMatcher:
+        matcher = GrammarMatcher(compiled.deep_copy(), frozenset(self._eos_ids), sampling.ignore_eos)
+        matcher.replay(output)
+        if matcher.error is not None:
+            raise GrammarFault(matcher.error)
+        return matcher
+
+    def _vocabulary(self) -> "tuple[Vocabulary, LLTokenizer]":
+        with self._table_lock:
+            if self._table is None:
+                began = time.monotonic()
+                try:
+                    vocabulary = read_vocabulary(self._folder(), self._vocab_size, self._eos_ids)
+                    table = make_token_table(vocabulary, self._eos_ids)
+                except VocabularyError as error:
+                    raise GrammarFault(str(error)) from error
+                except Exception as error:
+                    logger.exception("The model's vocabulary cannot be read")
+                    raise GrammarFault(f"the model's vocabulary cannot be read for grammars: {error}") from error
+                self._table = vocabulary, table
+                logger.info(
+                    "Read the vocabulary of %d tokens for grammars in %.2f s",
+                    self._vocab_size,
+                    time.monotonic() - began,
+                )
+            return self._table
+
+
+def make_token_table(vocabulary: Vocabulary, eos_ids: Sequence[int]) -> "LLTokenizer":
+    """llguidance's form of a vocabulary. Several eos ids may end a grammar; a model may also have none."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(_Table(vocabulary, eos_ids), eos_token=list(eos_ids) or None)  # pyright: ignore[reportArgumentType]
+
+
+class _Table:
+    """What LLTokenizer asks of its argument: a table without a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, eos_ids: Sequence[int]) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id = eos_ids[0] if eos_ids else None
+
+    def __call__(self, text: object) -> list[int]:
+        raise NotImplementedError("the engine has no tokenizer: grammars must be made with no_forcing")

@@ -1,0 +1,104 @@
+"""Which tokens may come next, for all rows of a step at once: filled beside the forward pass, used by the sampler.
+
+A mask depends on the token before it alone, so the work begins when the step is scheduled and is done by the time
+that the model has its logits.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.engine.grammars.matcher import GrammarMatcher
+
+logger = logging.getLogger(__name__)
+
+BITS = 32
+MAX_THREADS = 8
+
+Mask = NDArray[np.int32]
+
+
+class TokenMasks:
+    """The masks of one step. Row i of `bitmask` belongs to `rows[i]`, a place in `Step.scheduled`: int32 words, bit
+    id % 32 of word id // 32 set where the token may come. Rows without a grammar are -1 throughout."""
+
+    def __init__(self, rows: Sequence[int], bitmask: Mask, filled: Future[None]) -> None:
+        self._rows = list(rows)
+        self._bitmask = bitmask
+        self._filled = filled
+
+    def wait(self) -> None:
+        """Until then nobody else may touch the matchers."""
+        self._filled.result()
+
+    def bitmask(self, rows: Sequence[int]) -> Mask:
+        """int32 [len(rows), ceil(vocab / 32)], of some or all of the rows, in the order asked for."""
+        self.wait()
+        if list(rows) == self._rows:
+            return self._bitmask
+        places = {row: place for place, row in enumerate(self._rows)}
+        return self._bitmask[[places[row] for row in rows]]
+
+
+class MaskFiller:
+    """Fills masks in threads of its own; the loop only hands them the matchers. They start with the first grammar."""
+
+    def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._words = -(-vocab_size // BITS)
+        self._padding = vocab_size % BITS
+        self._thread: ThreadPoolExecutor | None = None
+        self._no_eos = np.full(self._words, -1, dtype=np.int32)
+        for token_id in eos_ids:
+            self._no_eos.view(np.uint32)[token_id // BITS] &= ~np.uint32(1 << token_id % BITS)
+
+    def start(self, rows: Sequence[int], matchers: Sequence[GrammarMatcher | None]) -> TokenMasks:
+        """Begin to fill the masks of a step's rows that sample; None where a row has no grammar."""
+        from llguidance import LLExecutor
+
+        if self._thread is None:
+            threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
+            self._executor = LLExecutor(threads)
+            # One thread waits for the others, which are llguidance's.
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        bitmask = np.empty((len(rows), self._words), dtype=np.int32)
+        work: list[tuple[GrammarMatcher, int]] = []
+        for place, matcher in enumerate(matchers):
+            if matcher is None or matcher.error is not None:
+                bitmask[place] = -1
+            else:
+                work.append((matcher, place))
+        return TokenMasks(rows, bitmask, self._thread.submit(self._fill, work, bitmask))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    def _fill(self, work: Sequence[tuple[GrammarMatcher, int]], bitmask: Mask) -> None:
+        if not work:
+            return
+        try:
+            self._executor.unsafe_compute_mask_ptr(
+                [(matcher.matcher, place) for matcher, place in work],
+                bitmask.ctypes.data,
+                self._words * bitmask.itemsize,
+                len(bitmask),
+            )
+        except Exception as error:  # a mistake in how it is called: the engine goes on without these requests
+            logger.exception("The token masks of %d requests could not be filled", len(work))
+            for matcher, place in work:
+                matcher.error = f"the token mask could not be filled: {error}"
+                bitmask[place] = -1
+            return
+        for matcher, place in work:
+            matcher.check_mask()
+            if matcher.error is not None:
+                # It fails when the step is over; until then its row must hold something to sample.
+                bitmask[place] = -1
+            elif matcher.keeps_eos_out:
+                without = bitmask[place] & self._no_eos
+                if without.any():
+                    bitmask[place] = without
