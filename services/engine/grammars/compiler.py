@@ -62,7 +62,7 @@ class GrammarCompiler:
         made: Future[GrammarMatcher] = Future()
         made.set_running_or_notify_cancel()
 
-        def make(compiled: Future[LLMatcher]) -> None:
+        def make(compiled: "Future[LLMatcher]") -> None:
             try:
                 made.set_result(self._matcher(compiled.result(), sampling, output))
             except BaseException as error:

@@ -26,9 +26,10 @@ class TokenMasks:
     """The masks of one step. Row i of `bitmask` belongs to `rows[i]`, a place in `Step.scheduled`: int32 words, bit
     id % 32 of word id // 32 set where the token may come. Rows without a grammar are -1 throughout."""
 
-    def __init__(self, rows: Sequence[int], bitmask: Mask, filled: Future[None]) -> None:
+    def __init__(self, rows: Sequence[int], bitmask: Mask, words: int, filled: Future[None]) -> None:
         self._rows = list(rows)
         self._bitmask = bitmask
+        self._words = words
         self._filled = filled
 
     def wait(self) -> None:
@@ -38,10 +39,11 @@ class TokenMasks:
     def bitmask(self, rows: Sequence[int]) -> Mask:
         """int32 [len(rows), ceil(vocab / 32)], of some or all of the rows, in the order asked for."""
         self.wait()
-        if list(rows) == self._rows:
-            return self._bitmask
-        places = {row: place for place, row in enumerate(self._rows)}
-        return self._bitmask[[places[row] for row in rows]]
+        bitmask = self._bitmask
+        if list(rows) != self._rows:
+            places = {row: place for place, row in enumerate(self._rows)}
+            bitmask = bitmask[[places[row] for row in rows]]
+        return np.ascontiguousarray(bitmask[:, : self._words])
 
 
 class MaskFiller:
@@ -49,9 +51,10 @@ class MaskFiller:
 
     def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._words = -(-vocab_size // BITS)
-        self._padding = vocab_size % BITS
+        # A model without eos gets one in llguidance's table, behind its own tokens.
+        self._filled_words = -(-(vocab_size + (not eos_ids)) // BITS)
         self._thread: ThreadPoolExecutor | None = None
-        self._no_eos = np.full(self._words, -1, dtype=np.int32)
+        self._no_eos = np.full(self._filled_words, -1, dtype=np.int32)
         for token_id in eos_ids:
             self._no_eos.view(np.uint32)[token_id // BITS] &= ~np.uint32(1 << token_id % BITS)
 
@@ -64,14 +67,14 @@ class MaskFiller:
             self._executor = LLExecutor(threads)
             # One thread waits for the others, which are llguidance's.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        bitmask = np.empty((len(rows), self._words), dtype=np.int32)
+        bitmask = np.empty((len(rows), self._filled_words), dtype=np.int32)
         work: list[tuple[GrammarMatcher, int]] = []
         for place, matcher in enumerate(matchers):
             if matcher is None or matcher.error is not None:
                 bitmask[place] = -1
             else:
                 work.append((matcher, place))
-        return TokenMasks(rows, bitmask, self._thread.submit(self._fill, work, bitmask))
+        return TokenMasks(rows, bitmask, self._words, self._thread.submit(self._fill, work, bitmask))
 
     def close(self) -> None:
         if self._thread is not None:
@@ -84,7 +87,7 @@ class MaskFiller:
             self._executor.unsafe_compute_mask_ptr(
                 [(matcher.matcher, place) for matcher, place in work],
                 bitmask.ctypes.data,
-                self._words * bitmask.itemsize,
+                self._filled_words * bitmask.itemsize,
                 len(bitmask),
             )
         except Exception as error:  # a mistake in how it is called: the engine goes on without these requests

@@ -1,0 +1,184 @@
+"""Matchers, masks and the compiler, each by itself."""
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.engine.grammars import GrammarCompiler, GrammarFault, GrammarMatcher, MaskFiller
+from services.engine.grammars import compiler as compiler_module
+from services.frontend.tokenizer import Tokenizer
+from shared.sampling_params import SamplingParams
+from tests.grammar_harness import constrain
+
+VOCAB_SIZE = 49_152
+EOS = [2, 0]
+
+
+@pytest.fixture(scope="module")
+def compiler(smollm2: Path) -> GrammarCompiler:
+    return GrammarCompiler(lambda: smollm2, VOCAB_SIZE, EOS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2)
+
+
+def make(compiler: GrammarCompiler, kind: str, value: str, output: list[int] | None = None, **fields) -> GrammarMatcher:
+    sampling = SamplingParams(structured_output=constrain(kind, value), **fields)
+    return compiler.compile(sampling, output or []).result(timeout=60)
+
+
+def allowed(filler: MaskFiller, matcher: GrammarMatcher) -> set[int]:
+    mask = filler.start([0], [matcher]).bitmask([0])[0]
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.fixture(scope="module")
+def filler() -> MaskFiller:
+    return MaskFiller(VOCAB_SIZE, EOS)
+
+
+def test_the_mask_allows_exactly_the_tokens_that_can_follow(
+    compiler: GrammarCompiler, filler: MaskFiller, tokenizer: Tokenizer
+) -> None:
+    """Checked against the definition, over the whole vocabulary."""
+    for text, rest in [("", "yes"), ("y", "es"), ("ye", "s")]:
+        matcher = make(compiler, "choice", '["yes"]', tokenizer.encode(text, add_special_tokens=False) if text else [])
+        expected = {
+            token_id
+            for token_id in range(VOCAB_SIZE)
+            if tokenizer.token_bytes(token_id)
+            and token_id not in tokenizer.special_token_ids
+            and rest.encode().startswith(tokenizer.token_bytes(token_id))
+        }
+        assert allowed(filler, matcher) == expected
+
+
+def test_at_the_end_only_eos_may_come(compiler: GrammarCompiler, filler: MaskFiller, tokenizer: Tokenizer) -> None:
+    matcher = make(compiler, "choice", '["yes"]', tokenizer.encode("yes", add_special_tokens=False))
+    assert matcher.done
+    assert allowed(filler, matcher) == set(EOS)
+
+
+def test_ignore_eos_keeps_eos_out_while_something_else_may_come(
+    compiler: GrammarCompiler, filler: MaskFiller, tokenizer: Tokenizer
+) -> None:
+    a = tokenizer.encode("a", add_special_tokens=False)
+    assert set(EOS) < allowed(filler, make(compiler, "regex", "a+", a))
+    assert not set(EOS) & allowed(filler, make(compiler, "regex", "a+", a, ignore_eos=True))
+    assert allowed(filler, make(compiler, "regex", "a", a, ignore_eos=True)) == set(EOS)
+
+
+def test_rollback_takes_back_what_was_accepted(
+    compiler: GrammarCompiler, filler: MaskFiller, tokenizer: Tokenizer
+) -> None:
+    value = json.dumps({"type": "object", "properties": {"a": {"enum": ["xyz", 17]}}, "required": ["a"]})
+    matcher = make(compiler, "json_schema", value)
+    masks = [allowed(filler, matcher)]
+    tokens = tokenizer.encode('{"a": "xyz"', add_special_tokens=False)
+    for token_id in tokens:
+        assert token_id in masks[-1]
+        matcher.accept(token_id)
+        masks.append(allowed(filler, matcher))
+    for num_tokens in range(1, len(tokens) + 1):
+        matcher.rollback(num_tokens)
+        assert matcher.error is None
+        assert allowed(filler, matcher) == masks[len(tokens) - num_tokens]
+        matcher.replay(tokens[len(tokens) - num_tokens :])
+    assert allowed(filler, matcher) == masks[-1]
+    with pytest.raises(ValueError, match="cannot be taken back"):
+        matcher.rollback(len(tokens) + 1)
+
+
+def test_rollback_of_the_end(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    matcher = make(compiler, "choice", '["yes"]')
+    for token_id in tokenizer.encode("yes", add_special_tokens=False):
+        matcher.accept(token_id)
+    assert matcher.done
+    matcher.rollback(1)
+    assert not matcher.done
+    assert matcher.error is None
+
+
+def test_masks_come_in_the_rows_asked_for(compiler: GrammarCompiler, filler: MaskFiller) -> None:
+    yes, no = make(compiler, "choice", '["yes"]'), make(compiler, "choice", '["no"]')
+    masks = filler.start([0, 3, 4], [yes, None, no])
+    whole = masks.bitmask([0, 3, 4])
+    assert whole.shape == (3, VOCAB_SIZE // 32)
+    assert (whole[1] == -1).all()
+    assert (masks.bitmask([4, 0]) == whole[[2, 0]]).all()
+    assert not (whole[0] == whole[2]).all()
+
+
+def test_equal_grammars_are_compiled_once_and_copies_do_not_meet(
+    compiler: GrammarCompiler, filler: MaskFiller, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    real = compiler_module.llguidance_grammar
+    monkeypatch.setattr(
+        compiler_module,
+        "llguidance_grammar",
+        lambda structured, names: (compiled.append(structured.value), real(structured, names))[1],
+    )
+    value = '["once", "only"]'
+    first = make(compiler, "choice", value)
+    before = allowed(filler, first)
+    second = make(compiler, "choice", value)
+    second.accept(tokenizer.encode("on", add_special_tokens=False)[0])
+    assert compiled == [value]
+    assert allowed(filler, first) == before
+
+
+def test_a_known_grammar_needs_no_thread(compiler: GrammarCompiler) -> None:
+    sampling = SamplingParams(structured_output=constrain("choice", '["known"]'))
+    compiler.compile(sampling, []).result(timeout=60)
+    assert compiler.compile(sampling, []).done()
+
+
+def test_the_cache_is_bounded(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_GRAMMARS", 3)
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_CHARACTERS", 1000)
+    for number in range(6):
+        make(compiler, "choice", json.dumps([f"n{number}"]))
+    assert len(compiler._compiled) == 3
+    make(compiler, "choice", json.dumps(["x" * 996]))
+    assert len(compiler._compiled) == 1
+
+
+def test_a_slow_grammar_does_not_keep_others_waiting(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    real = compiler_module.llguidance_grammar
+
+    def slow(structured, names):
+        if "slow" in structured.value:
+            assert release.wait(60)
+        return real(structured, names)
+
+    monkeypatch.setattr(compiler_module, "llguidance_grammar", slow)
+    waiting = [
+        compiler.compile(SamplingParams(structured_output=constrain("choice", '["slow"]')), []) for _ in range(5)
+    ]
+    make(compiler, "choice", '["quick"]')
+    assert not any(future.done() for future in waiting)
+    release.set()
+    assert [future.result(timeout=60).error for future in waiting] == [None] * 5
+
+
+def test_a_model_without_a_vocabulary_says_so(tmp_path: Path) -> None:
+    with pytest.raises(GrammarFault, match=r"tokenizer\.json"):
+        make(GrammarCompiler(lambda: tmp_path, VOCAB_SIZE, EOS), "choice", '["a"]')
+
+
+def test_a_model_without_eos_ends_where_the_grammar_does(smollm2: Path, tokenizer: Tokenizer) -> None:
+    compiler, filler = GrammarCompiler(lambda: smollm2, VOCAB_SIZE, []), MaskFiller(VOCAB_SIZE, [])
+    matcher = make(compiler, "choice", '["yes"]')
+    assert allowed(filler, matcher)
+    for token_id in tokenizer.encode("yes", add_special_tokens=False):
+        matcher.accept(token_id)
+    assert matcher.done
