@@ -28,7 +28,9 @@ BLOCK_SIZE = 16
 class Argmax:
     """The cheapest sampler, so that the model's time is what is measured."""
 
-    def sample(self, logits: torch.Tensor, requests: Any) -> list[SampledToken]:
+    def sample(
+        self, logits: torch.Tensor, requests: Any, token_bitmask: torch.Tensor | None = None
+    ) -> list[SampledToken]:
         return [SampledToken(token_id=token_id) for token_id in logits.argmax(-1).tolist()]
 
     def prompt_logprobs(self, logits: torch.Tensor, next_token_ids: list[int], count: int) -> list[TokenLogprobs]:
