@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from services.frontend.tracing import UNTRACED, GenerationTrace
 from shared.protocol import RequestOutput
 from shared.sampling_params import SamplingParams
 
@@ -62,4 +63,4 @@ class Generation:
     arrival_time: float = 0.0  # Unix seconds
     deadline: float | None = None  # Unix seconds
     cache_salt: str = ""
-    trace_context: list[str] = field(default_factory=list)
+    trace: GenerationTrace = UNTRACED

@@ -19,6 +19,7 @@ from services.frontend.prompts.chat_template import ChatTemplate, read_template_
 from services.frontend.settings import FrontendSettings, ServedModel
 from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
 from shared.protocol import Welcome
+from shared.tracing import Tracing, start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +34,19 @@ def run(settings: FrontendSettings) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     raise_open_files_limit()
     threads = min(_MAX_PROMPT_THREADS, os.cpu_count() or 1)
+    tracing: Tracing | None = None
     with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:
         try:
+            tracing = start_tracing("frontend")
             models = [load_model(served, settings, executor) for served in served_models(settings)]
-            return serve(create_app(settings, models), settings)
+            return serve(create_app(settings, models, tracing), settings)
         except (TokenizerLoadError, CannotListen, ValueError) as error:
             # Some libraries' messages have paragraphs.
             print(f"tandem frontend: {' '.join(str(error).split())}", file=sys.stderr)
             return 1
+        finally:
+            if tracing is not None:
+                tracing.close()
 
 
 def raise_open_files_limit() -> None:

@@ -109,6 +109,15 @@ class FrontendSettings(ModelSettings, ServiceSettings):
         gt=0,
         description="Seconds until a request is given up (504); one that names a shorter timeout has its own.",
     )
+    trace_content: bool = Field(
+        False, description="Traces of sampled requests hold the texts too: what was asked and what was answered."
+    )
+    trace_errors: bool = Field(
+        True, description="Keep this side's spans of requests that fail, whether they are sampled or not."
+    )
+    trace_slower_than: float | None = Field(
+        None, gt=0, description="Keep this side's spans of requests that take longer than so many seconds, too."
+    )
     max_failovers: int = Field(2, ge=0, description="Engines that may die under one request before it is given up.")
     heartbeat_interval: float = Field(1.0, gt=0, description="Seconds between heartbeats on an idle link.")
     heartbeat_timeout: float = Field(

@@ -85,9 +85,11 @@ class Dispatcher:
         self._waiting.pop(request_id, None)
         if request.connection is not None:
             request.connection.abort(request)
+        request.attempt_ended("aborted")
         self._trials.end(request)
 
     def finished(self, request: InFlight) -> None:
+        request.attempt_ended("finished")
         self.requests.pop(request.request_id, None)
         self._trials.end(request)
 
@@ -97,6 +99,7 @@ class Dispatcher:
             for request in self._trials.blame(connection, requests):
                 request.losses += 1
         for request in requests:
+            request.attempt_ended("lost", "the engine was lost")
             self._trials.end(request)
             request.avoid = {connection}
             if died:
@@ -113,6 +116,7 @@ class Dispatcher:
 
     def returned(self, connection: EngineConnection, request: InFlight, reason: FinishReason) -> None:
         """Move a request that its engine gave back: each other engine is tried once."""
+        request.attempt_ended(reason.name.lower())
         request.avoid.add(connection)
         self._trials.end(request)
         if reason is FinishReason.HANDED_OVER:
@@ -185,6 +189,7 @@ class Dispatcher:
                 if is_suspect:
                     self._trials.begin(engine, request)
                 self._policy.sent(engine, request.generation, request.num_tokens)
+                request.generation.trace.sent(engine.address)
                 return True
             engines = [other for other in engines if other is not engine]
         return False
@@ -205,6 +210,7 @@ class Dispatcher:
         return True
 
     def _give_up(self, request: InFlight, error: GenerationError) -> None:
+        request.attempt_ended("given_up", error.message)
         self._forget(request)
         self.counts.given_up += 1
         request.fail(error)

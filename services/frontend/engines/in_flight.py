@@ -61,12 +61,17 @@ class InFlight:
             arrival_time=generation.arrival_time,
             deadline=generation.deadline,
             cache_salt=generation.cache_salt,
-            trace_context=generation.trace_context,
+            trace_context=generation.trace.next_attempt(),
         )
+
+    def attempt_ended(self, outcome: str, error: str | None = None) -> None:
+        """For the trace: whichever engine has it now, has it no longer."""
+        self.generation.trace.ended(outcome, len(self.output_token_ids), error)
 
     def deliver(self, output: RequestOutput) -> bool:
         """Give the sink an output of the present attempt. True: the generation is over for the sink."""
         if output.cached_tokens is not None:
+            self.generation.trace.first_output(output.cached_tokens)
             if self.has_cached_tokens:
                 output.cached_tokens = None
             self.has_cached_tokens = True

@@ -22,17 +22,21 @@ from services.frontend.http.middleware.api_keys import ApiKeys, configured_keys
 from services.frontend.http.middleware.body_limit import BodyLimit
 from services.frontend.http.middleware.key_limit import KeyLimit
 from services.frontend.http.middleware.request_log import RequestLog
+from services.frontend.http.middleware.tracing import RequestTracing
 from services.frontend.http.openapi import install_openapi
 from services.frontend.http.routes import chat, completions, engines, health, models, tokenization
 from services.frontend.http.state import FrontendState
 from services.frontend.prompts.errors import InvalidPrompt
 from services.frontend.settings import FrontendSettings
 from shared.sampling_params import InvalidSamplingParams
+from shared.tracing import Tracing
 from shared.version import server_version
 
 
-def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel]) -> FastAPI:
-    """The app that serves these models; its lifespan starts and stops their engine pools.
+def create_app(
+    settings: FrontendSettings, served_models: Sequence[LoadedModel], tracing: Tracing | None = None
+) -> FastAPI:
+    """The app that serves these models; its lifespan starts and stops their engine pools. `tracing` takes the traces.
 
     `app.state.frontend` is its FrontendState. Raises ValueError where the settings contradict themselves.
     """
@@ -52,7 +56,7 @@ def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel])
         description="An OpenAI-compatible API for language models.",
         version=server_version(),
         lifespan=lifespan,
-        middleware=_middleware(settings, state, keys),
+        middleware=_middleware(settings, state, keys, tracing),
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -68,9 +72,12 @@ def create_app(settings: FrontendSettings, served_models: Sequence[LoadedModel])
     return app
 
 
-def _middleware(settings: FrontendSettings, state: FrontendState, keys: Sequence[str]) -> list[Middleware]:
+def _middleware(
+    settings: FrontendSettings, state: FrontendState, keys: Sequence[str], tracing: Tracing | None
+) -> list[Middleware]:
     """Outermost first."""
-    layers = [Middleware(RequestLog, metrics=state.metrics)]
+    layers = [Middleware(RequestTracing, tracing=tracing, settings=settings)] if tracing is not None else []
+    layers.append(Middleware(RequestLog, metrics=state.metrics))
     if settings.allowed_origins:
         # Before the keys: a browser's preflight carries none.
         layers.append(

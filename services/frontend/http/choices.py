@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.frontend.generation import Generation, GenerationError
+from services.frontend.http.generation_trace import GenerationRecord
 from services.frontend.output.collector import Collector, Delta
 from shared.protocol import FinishReason
 
@@ -29,9 +30,15 @@ class Choices:
     """`generations[i].sink` puts into `collector` under index i. `close` must be called, whatever happens."""
 
     def __init__(
-        self, pool: Submits, generations: Sequence[Generation], collector: Collector, timeout: float | None = None
+        self,
+        pool: Submits,
+        generations: Sequence[Generation],
+        collector: Collector,
+        timeout: float | None = None,
+        record: GenerationRecord | None = None,
     ) -> None:
         self.error: GenerationError | None = None
+        self.record = record  # where the request is traced
         self._pool = pool
         self._generations = generations
         self._collector = collector

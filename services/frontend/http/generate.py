@@ -12,6 +12,7 @@ from services.frontend.http.answer import Chunks
 from services.frontend.http.choices import Choices
 from services.frontend.http.disconnect import while_connected
 from services.frontend.http.errors import bad_request
+from services.frontend.http.generation_trace import GenerationRecord
 from services.frontend.http.json_bytes import json_bytes
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.sampling import choice_seed, output_options
@@ -19,10 +20,12 @@ from services.frontend.http.schemas.chat import ChatCompletionRequest
 from services.frontend.http.schemas.completion import CompletionRequest
 from services.frontend.http.sse import EventStream
 from services.frontend.http.state import FrontendState
+from services.frontend.http.usage import Usage
 from services.frontend.http.whole_collector import WholeCollector
 from services.frontend.output.collector import Collector, Delta
 from services.frontend.output.processor import OutputProcessor
 from services.frontend.output.tools import ToolParser
+from services.frontend.tracing import current_trace
 from shared.sampling_params import SamplingParams
 
 
@@ -44,6 +47,8 @@ def make_choices(
     options = output_options(request)
     generations: list[Generation] = []
     # A prompt has the same logprobs for each of its choices. Where they are echoed, each writes them on its own.
+    trace = current_trace()
+    record = GenerationRecord(trace, request, model.names[0], prompts[0][1]) if trace.recording else None
     scored_once = not request.echo or isinstance(request, ChatCompletionRequest)
     for token_ids, sampling in prompts:
         for choice in range(n):
@@ -64,13 +69,14 @@ def make_choices(
                     model=model.names[0],
                     prompt_token_ids=token_ids,
                     sampling=msgspec.structs.replace(sampling, seed=choice_seed(sampling.seed, choice)),
-                    sink=sink,
+                    sink=sink if record is None else record.sink(sink),
                     priority=request.priority or 0,
                     cache_salt=request.cache_salt or "",
+                    trace=trace.generation(len(generations)),
                 )
             )
     timeouts = [seconds for seconds in (request.timeout, longest_timeout) if seconds is not None]
-    return Choices(model.engines, generations, collector, min(timeouts, default=None))
+    return Choices(model.engines, generations, collector, min(timeouts, default=None), record)
 
 
 def check_number_of_choices(num_prompts: int, n: int, limit: int) -> None:
@@ -91,10 +97,15 @@ async def answer(
     *,
     chunks: Callable[[], Chunks] | None,
     whole: Callable[[dict[int, Delta]], dict[str, Any]],
+    usage: Usage,
 ) -> Response:
     """Run the choices: as a stream where `chunks` is given, else whole. Raises GenerationError, ClientDisconnected."""
+    record = choices.record
+    if record is not None:
+        record.usage = usage
+        whole = record.whole(whole)
     if chunks is not None:
-        return EventStream(state, choices, chunks())
+        return EventStream(state, choices, chunks() if record is None else record.chunks(chunks()))
     try:
         state.begin(choices)
         deltas = await while_connected(http_request.receive, choices.next())

@@ -12,6 +12,7 @@ from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.metrics import Metrics
 from services.frontend.http.stream_writer import StreamPump
 from services.frontend.settings import FrontendSettings
+from services.frontend.tracing import current_trace
 
 
 class FrontendState:
@@ -72,6 +73,8 @@ class FrontendState:
         """The request is over, however it ended."""
         choices.close()
         self._running.discard(choices)
+        if choices.error is not None:
+            current_trace().fail(choices.error.message, choices.error.status)
 
     def fail_all(self, error: GenerationError) -> None:
         """End every request in flight with an error, in order: streams still get their [DONE]."""

@@ -9,6 +9,7 @@ from services.frontend.prompts.chat_template import ChatTemplate
 from services.frontend.prompts.limits import refuse_long_text
 from services.frontend.prompts.messages import ChatMessage
 from services.frontend.tokenizer import Tokenizer
+from services.frontend.tracing import current_trace
 
 # Below this a prompt takes about a millisecond at most, which costs the other streams no more than the hop to a
 # thread and back would.
@@ -34,8 +35,11 @@ class PromptBuilder:
         """Token ids of each text. Raises InvalidPrompt where one is far over `max_model_len`, soon and not after all
         of it was tokenized."""
 
+        trace = current_trace()
+
         def build() -> list[list[int]]:
-            return [self._encode(text, add_special_tokens, max_model_len, "prompt") for text in texts]
+            with trace.stage("tokenize"):
+                return [self._encode(text, add_special_tokens, max_model_len, "prompt") for text in texts]
 
         return await self.run(sum(map(len, texts)) + 64 * len(texts), build)
 
@@ -57,16 +61,20 @@ class PromptBuilder:
         Raises InvalidPrompt where the template refuses it, or the text is far over `max_model_len`.
         """
 
+        trace = current_trace()
+
         def build() -> list[int]:
-            text = self._template.render(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                documents=documents,
-                variables=variables,
-                tools=tools,
-            )
-            return self._encode(text, add_special_tokens, max_model_len, "messages")
+            with trace.stage("template"):
+                text = self._template.render(
+                    messages,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    documents=documents,
+                    variables=variables,
+                    tools=tools,
+                )
+            with trace.stage("tokenize"):
+                return self._encode(text, add_special_tokens, max_model_len, "messages")
 
         return await self.run(size, build)
 

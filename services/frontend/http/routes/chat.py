@@ -82,6 +82,7 @@ async def create_chat_completion(http_request: Request) -> Response:
         choices,
         chunks=(lambda: ChatChunks(chat_answer)) if request.stream else None,
         whole=chat_answer.whole,
+        usage=chat_answer.usage,
     )
 
 

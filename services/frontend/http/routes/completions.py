@@ -61,6 +61,7 @@ async def create_completion(http_request: Request) -> Response:
         choices,
         chunks=(lambda: CompletionChunks(completion)) if request.stream else None,
         whole=completion.whole,
+        usage=completion.usage,
     )
 
 
