@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -22,6 +21,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusC
 from opentelemetry.trace.span import TraceState
 
 from shared.tracing import FinishedSpan, TraceContext, TracingConfigError, new_span_id
+from shared.version import server_version
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class SpanExport:
             raise
         except ValueError as error:
             raise TracingConfigError(f"the OTEL_… variables make no sense: {error}") from error
-        self._tracer = self._provider.get_tracer("tandem", _version())
+        self._tracer = self._provider.get_tracer("tandem", server_version())
         self._lock = threading.Lock()
 
     def samples(self, trace_id: int, parent: TraceContext | None) -> bool:
@@ -137,7 +137,7 @@ def _parent_context(parent: TraceContext, *, is_remote: bool) -> Context:
 def _resource(service: str) -> Resource:
     own = {
         "service.name": f"tandem-{service}",
-        "service.version": _version(),
+        "service.version": server_version(),
         "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
     }
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES have the last word.
@@ -182,10 +182,3 @@ def _protocol() -> str:
         if endpoint:
             return "grpc" if urlsplit(endpoint).port == _GRPC_PORT else "http/protobuf"
     return "http/protobuf"
-
-
-def _version() -> str:
-    try:
-        return version("tandem")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "0"

@@ -86,12 +86,13 @@ class RequestTrace:
         start: int,
         attributes: Attributes | None = None,
         *,
+        end: int = 0,
         kind: SpanKind = "internal",
         span_id: int = 0,
         error: str | None = None,
         events: list[SpanEvent] | None = None,
     ) -> None:
-        """Record a span below the generation's that began at `start` (Unix nanoseconds) and ends now."""
+        """Record a span below the generation's that began at `start` (Unix nanoseconds) and ends now, or at `end`."""
         if not self.recording:
             return
         self._spans.append(
@@ -101,7 +102,7 @@ class RequestTrace:
                 span_id or new_span_id(),
                 self.generation_id,
                 start,
-                time.time_ns(),
+                end or time.time_ns(),
                 attributes or {},
                 events or [],
                 kind,
@@ -137,6 +138,8 @@ class RequestTrace:
 
     def spans(self, name: str, attributes: Attributes, error: str | None) -> list[FinishedSpan]:
         """All of it, the HTTP span (`name`, `attributes`, `error`) first, which ends now."""
+        for describe in self.details:
+            describe()
         now = time.time_ns()
         parent_id = 0 if self._parent is None else self._parent.span_id
         context = self.context
@@ -160,8 +163,6 @@ class RequestTrace:
             for span in self._spans:
                 span.parent_id = root.span_id
             return [root, *self._spans]
-        for describe in self.details:
-            describe()
         generation = FinishedSpan(
             f"{self.attributes['gen_ai.operation.name']} {self.attributes['gen_ai.request.model']}",
             context.trace_id,

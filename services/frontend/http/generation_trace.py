@@ -43,6 +43,7 @@ class GenerationRecord:
         self._model = model
         self._sampling = sampling
         self._began = 0  # to be written, in Unix nanoseconds
+        self._last_written = 0
         self._num_chunks = 0
         self._num_bytes = 0
         self._detokenize_ns = 0
@@ -81,7 +82,8 @@ class GenerationRecord:
 
     def written(self, frames: bytes) -> bytes:
         if frames:
-            self._began = self._began or time.time_ns()
+            self._last_written = time.time_ns()
+            self._began = self._began or self._last_written
             self._num_chunks += 1
             self._num_bytes += len(frames)
         return frames
@@ -117,7 +119,7 @@ class GenerationRecord:
             return
         self._trace.attributes["gen_ai.response.time_to_first_chunk"] = (self._began - self._trace.started) / 1e9
         attributes |= {"tandem.stream.writes": self._num_chunks, "tandem.stream.bytes": self._num_bytes}
-        self._trace.new_span("stream", self._began, attributes)
+        self._trace.new_span("stream", self._began, attributes, end=self._last_written)
 
     def _output_messages(self) -> list[dict[str, Any]]:
         return [
