@@ -55,6 +55,7 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.generate_configuration
 	$(BIN)/python -m docs.generate_scaling
+	$(BIN)/python -m docs.generate_dashboard
 	$(BIN)/python -m docs.generate_metrics
 
 bench: $(VENV)/.installed-dev

@@ -48,6 +48,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ingress, another controller": {"ingress": {"enabled": True, "controller": "none", "className": "x"}},
     "http route": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}], "hostnames": ["a.example.com"]}},
     "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "alerts and dashboard": {
+        "prometheusRule": {"enabled": True, "labels": {"release": "p"}},
+        "grafanaDashboard.enabled": True,
+    },
     "no policies": {"networkPolicy.enabled": False, "frontend.podDisruptionBudget.enabled": False},
     "closed policies": {"networkPolicy.clients": [{"podSelector": {}}], "networkPolicy.prometheus": []},
     "pre-stop": {"frontend.drain.preStopSeconds": 5, "engine.drain.preStopSeconds": 5},
@@ -92,7 +96,7 @@ def assert_valid(rendered: Rendered, kubernetes: str) -> None:
             validate(manifest, kubernetes, strict=True)
         except SchemaNotFoundError:
             # A custom resource, whose schema Kubernetes itself does not have; tests of their own look at these.
-            assert manifest["kind"] in ("PodMonitor", "ScaledObject", "HTTPRoute"), manifest["kind"]
+            assert manifest["kind"] in ("PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"), manifest["kind"]
         except ValidationError as error:
             pytest.fail(f"{manifest['kind']} {manifest['metadata']['name']}, Kubernetes {kubernetes}: {error}")
 

@@ -10,6 +10,8 @@ FULL = {
     **POOLS,
     "apiKeys.enabled": True,
     "linkEncryption.enabled": True,
+    "prometheusRule.enabled": True,
+    "grafanaDashboard.enabled": True,
     "huggingFace.token": "t",
     "ingress.enabled": True,
     "podMonitor.enabled": True,

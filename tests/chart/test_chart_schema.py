@@ -32,6 +32,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("pools", {"a-pool-name-that-is-long": {}}, "a-pool-name-that-is-long"),
     ("pools", {"a": {"modle": "x"}}, "modle"),
     ("pools", {"a": {"serviceAccount": {}}}, "serviceAccount"),
+    ("prometheusRule.thresholds.errorRatio", 5, "/prometheusRule/thresholds/errorRatio"),
+    ("linkEncryption.existingSecrets", "x", "existingSecrets"),
     ("apiKeys.keys", ["with space"], "/apiKeys/keys/0"),
     ("ingress.paths", ["v1"], "/ingress/paths/0"),
     ("httpRoute.timeout", "never", "/httpRoute/timeout"),
