@@ -1,6 +1,7 @@
 """What the chart says agrees with what the services read: settings, ports, probes, names, drain."""
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -319,3 +320,31 @@ def test_frontends_mount_a_model_that_is_a_path() -> None:
     assert mount["readOnly"] is True
     (volume,) = [v for v in deployment["spec"]["template"]["spec"]["volumes"] if v["name"] == mount["name"]]
     assert volume["hostPath"]["path"] == "/srv/m"
+
+
+def test_traces_are_asked_for_by_the_variables_that_the_services_obey(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry.sdk.trace.sampling import ParentBased
+
+    from shared.span_export import SpanExport
+
+    for variable in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(variable)
+    for component, _, service in services_of(render(OPTIONS["traces"])):
+        variables = {variable["name"]: variable for variable in service["env"]}
+        assert variables["OTEL_EXPORTER_OTLP_HEADERS"]["valueFrom"]["secretKeyRef"] == {
+            "name": "headers",
+            "key": "headers",
+        }
+        names = [variable["name"] for variable in service["env"]]
+        assert names.index("POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES"), "only earlier variables are expanded"
+        with monkeypatch.context() as patched:
+            for name, value in environment(service).items():
+                if name.startswith("OTEL_"):
+                    patched.setenv(name, value)
+            export = SpanExport(component, exporters=[])
+            sampler = export._sampler
+            assert isinstance(sampler, ParentBased)
+            assert "0.1" in sampler.get_description()
+            assert export._provider.resource.attributes["k8s.container.name"] == component
+    for _, _, service in services_of(render()):
+        assert not [variable for variable in service["env"] if variable["name"].startswith("OTEL_")]

@@ -48,10 +48,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ingress, another controller": {"ingress": {"enabled": True, "controller": "none", "className": "x"}},
     "http route": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}], "hostnames": ["a.example.com"]}},
     "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
-    "alerts and dashboard": {
-        "prometheusRule": {"enabled": True, "labels": {"release": "p"}},
-        "grafanaDashboard.enabled": True,
-    },
+    "alerts": {"prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}},
+    "dashboard": {"grafanaDashboard.enabled": True},
+    "traces": {"tracing": {"endpoint": "http://collector:4317", "ratio": 0.1, "headersSecret": {"name": "headers"}}},
     "no policies": {"networkPolicy.enabled": False, "frontend.podDisruptionBudget.enabled": False},
     "closed policies": {"networkPolicy.clients": [{"podSelector": {}}], "networkPolicy.prometheus": []},
     "pre-stop": {"frontend.drain.preStopSeconds": 5, "engine.drain.preStopSeconds": 5},

@@ -172,3 +172,31 @@ the cluster has is kept whole, the further lines of a rotation too. */}}
 checksum/link-keys: {{ include "tandem.linkKeys" . | sha256sum }}
 {{- end -}}
 {{- end -}}
+
+{{/* (dict "root" $ "component" "engine"): OpenTelemetry's own variables, which both services obey. */}}
+{{- define "tandem.tracingEnv" -}}
+{{- $of := .root.Values.tracing -}}
+{{- if $of.endpoint -}}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ $of.endpoint | quote }}
+- name: OTEL_EXPORTER_OTLP_PROTOCOL
+  value: {{ $of.protocol | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ $of.ratio | quote }}
+{{- with $of.headersSecret.name }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: {{ $of.headersSecret.key }}
+{{- end }}
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.container.name={{ .component }}
+{{- end -}}
+{{- end -}}
