@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chart.rendering import Manifest, Rendered
-from tests.e2e.podman import PODMAN_ENVIRONMENT, podman
+from tests.e2e.podman import podman
 
 
 @dataclass
@@ -217,12 +217,7 @@ class Cluster:
         if command := container.get("command"):
             arguments += ["--entrypoint", command[0]]
         full = ["run", *arguments, container["image"], *container.get("command", [""])[1:], *container.get("args", [])]
-        done = subprocess.run(
-            ["podman", *full], env=PODMAN_ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300
-        )
-        if check and done.returncode:
-            raise RuntimeError(f"podman {' '.join(full)} failed: {done.stderr}")
-        return done
+        return podman(*full, check=check)
 
     def _value(self, variable: Manifest, container: Manifest) -> str:
         if "value" in variable:

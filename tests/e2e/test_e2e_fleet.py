@@ -16,10 +16,12 @@ import pytest
 from openai import OpenAI
 
 from tests.chart.rendering import Rendered, render
-from tests.e2e.container_images import build
 from tests.e2e.nginx_ingress import NginxIngress
 from tests.e2e.pods import Cluster, Pod, remove_folder, wait_for
 from tests.e2e.stream_load import PROMPTS, SEED, StreamLoad
+
+# The first test builds the images.
+pytestmark = pytest.mark.timeout(2400)
 
 VALUES = Path(__file__).with_name("values.yaml")
 
@@ -63,11 +65,6 @@ class Fleet:
             wait_for(all_ready, f"{len(pods)} pods ready", timeout=180)
         except TimeoutError:
             pytest.fail(f"not ready in time:\n{self.cluster.logs()}")
-
-
-@pytest.fixture(scope="module")
-def images() -> dict[str, str]:
-    return {service: build(service) for service in ("frontend", "engine")}
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
