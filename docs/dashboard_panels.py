@@ -52,8 +52,8 @@ FRONTEND = f'{POD}, app_kubernetes_io_component="frontend"'
 _REQUESTS = "tandem_frontend_requests_total"
 # What failed on this side: a request, or a stream after its first byte.
 ERROR_RATIO = (
-    f"(sum({rate(_REQUESTS, FAILED)}) "
-    f"+ sum({rate('tandem_frontend_stream_errors_total', POD)})) / sum({rate(_REQUESTS, POD)})"
+    f"((sum({rate(_REQUESTS, FAILED)}) or vector(0)) "
+    f"+ (sum({rate('tandem_frontend_stream_errors_total', POD)}) or vector(0))) / sum({rate(_REQUESTS, POD)})"
 )
 HIT_RATIO = (
     f"sum by (tandem_pool) ({rate('tandem_engine_prefix_hit_tokens_total', ENGINE)}) "
