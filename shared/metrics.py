@@ -28,7 +28,7 @@ PROCESS_METRICS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One metric as queries name it (a counter's name ends in _total). `buckets` are a histogram's upper bounds.
 

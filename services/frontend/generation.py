@@ -27,14 +27,19 @@ def new_seed() -> int:
     return secrets.randbits(63)
 
 
-class GenerationError(Exception):
-    """The generation cannot go on. `status` is the HTTP status where nothing was sent yet; `retry_after` in seconds."""
+_REASONS = {400: "invalid", 429: "engines_full", 503: "no_engine", 504: "timeout"}
 
-    def __init__(self, message: str, status: int = 500, retry_after: float | None = None) -> None:
+
+class GenerationError(Exception):
+    """The generation cannot go on. `status` is the HTTP status where nothing was sent yet; `retry_after` in seconds;
+    `reason` a word for the metrics."""
+
+    def __init__(self, message: str, status: int = 500, retry_after: float | None = None, *, reason: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.retry_after = retry_after
+        self.reason = reason or _REASONS.get(status, "failed")
 
 
 class TokenSink(Protocol):
@@ -64,3 +69,6 @@ class Generation:
     deadline: float | None = None  # Unix seconds
     cache_salt: str = ""
     trace: GenerationTrace = UNTRACED
+    # For metrics, in seconds of time.perf_counter; 0 until then.
+    first_output_at: float = 0.0
+    finished_at: float = 0.0

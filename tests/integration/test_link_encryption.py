@@ -23,7 +23,8 @@ from services.engine.link import Link
 from services.engine.link_items import FromPeer
 from services.engine.mailbox import Inbox
 from services.frontend.engines import EnginePool, zmq_link
-from services.frontend.http.pool_metrics import PoolMetrics
+from services.frontend.metrics.catalogue import HANDSHAKE_FAILURES
+from services.frontend.metrics.pools import engine_values
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.link_keys import read_link_keys, write_link_keys
 from shared.protocol import Load, ModelLimits
@@ -186,9 +187,9 @@ def test_who_has_not_the_right_key_is_told_logged_and_counted(
         await until(lambda: frontend_says in caplog.text, "the frontend says why")
         assert not pool.ready
         assert pool.num_refusing == 1
-        engines: Any = type("Model", (), {"names": ["model"], "engines": pool})
-        samples = {sample.name: sample.value for each in PoolMetrics([engines]).collect() for sample in each.samples}
-        assert samples["tandem_frontend_handshake_failures_total"] >= 2
+        (failures,) = engine_values("model", pool)[HANDSHAKE_FAILURES].values()
+        assert isinstance(failures, int)
+        assert failures >= 2
 
     with_pool(link.port, assemble("frontend", frontend_has), body)
     assert engine_says in caplog.text

@@ -9,9 +9,11 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable
 
 from services.frontend.engines.connection_state import ConnectionOwner, ConnectionState
+from services.frontend.engines.counts import Loss
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.link import Transport
 from services.frontend.engines.load import EngineLoad
@@ -60,6 +62,7 @@ class EngineConnection:
         self.prefixes = PrefixIndex(clock)
         self.in_flight: dict[int, InFlight] = {}
         self.lost_at = -math.inf
+        self.lost_for: Loss = "disconnected"
         self.stale_outputs = 0
         self.malformed_messages = 0
         self.handshake_failure: str | None = None  # why the last one failed, until one succeeds
@@ -89,6 +92,11 @@ class EngineConnection:
     @property
     def can_take_requests(self) -> bool:
         return self.state is ConnectionState.READY and not self.retired and self._blocked_since is None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its link takes no more messages for now."""
+        return self._blocked_since is not None
 
     @property
     def is_serving(self) -> bool:
@@ -147,6 +155,7 @@ class EngineConnection:
         if farewell is not None and self._link_is_up and self.state is not ConnectionState.PARTED:
             self._send(Goodbye(farewell))
         requests = self._take_requests()
+        self.lost_for = "removed"
         self.state = ConnectionState.CLOSED
         self._link.close()
         if requests:
@@ -163,9 +172,9 @@ class EngineConnection:
         if self.is_serving:
             self._flush_aborts()
             if punctual and now - self._last_heard >= self._heartbeat_timeout:
-                self._lose(f"it was silent for {now - self._last_heard:.1f} s", reset=True)
+                self._lose("silent", f"it was silent for {now - self._last_heard:.1f} s", reset=True)
             elif self._blocked_since is not None and now - self._blocked_since >= self._heartbeat_timeout:
-                self._lose(f"it took no message for {now - self._blocked_since:.1f} s", reset=True)
+                self._lose("blocked", f"it took no message for {now - self._blocked_since:.1f} s", reset=True)
             elif self.state is ConnectionState.DRAINING and not self.in_flight:
                 self._part()
             elif now - self._last_sent >= self._heartbeat_interval or self._blocked_since is not None:
@@ -181,7 +190,7 @@ class EngineConnection:
 
     def link_up(self) -> None:
         if self._link_is_up and self.is_serving:
-            self._lose("it connected anew", reset=False)
+            self._lose("disconnected", "it connected anew", reset=False)
         self._link_is_up = True
         self.handshake_failure = None
         self._blocked_since = self._greeted_at = None
@@ -191,7 +200,7 @@ class EngineConnection:
     def link_down(self, reason: str) -> None:
         self._link_is_up = False
         if self.is_serving:
-            self._lose(reason, reset=False)
+            self._lose("disconnected", reason, reset=False)
         self.state = ConnectionState.CONNECTING
 
     def link_failed(self, reason: str) -> None:
@@ -208,14 +217,16 @@ class EngineConnection:
         except Exception:
             logger.exception("a message of engine %s could not be handled", self.address)
             if self.is_serving:
-                self._lose("a message of it could not be handled and may have held tokens", reset=True)
+                self._lose("malformed", "a message of it could not be handled and may have held tokens", reset=True)
 
     def _on_message(self, message: ToFrontend) -> None:
         self._last_heard = self._clock()
         if isinstance(message, Outputs):
             self.load.update(message.load)
             self.prefixes.update(message.stored_block_hashes, message.evicted_block_hashes)
+            began = time.perf_counter()
             self._deliver(message.outputs)
+            self._owner.counts.output_seconds.observe(time.perf_counter() - began)
             if self.state is ConnectionState.DRAINING:
                 self._part()
         elif isinstance(message, Heartbeat):
@@ -243,6 +254,7 @@ class EngineConnection:
             request = in_flight.get(output.request_id)
             if request is None:
                 self.stale_outputs += 1
+                self._owner.counts.link.stale_outputs += 1
                 continue
             finish_reason = output.finish_reason
             if finish_reason is None:
@@ -265,14 +277,14 @@ class EngineConnection:
             request.connection = None
             if reason is FinishReason.HANDED_OVER and self.state is ConnectionState.READY:
                 # One that drains says GOODBYE first. The next tick says HELLO again.
-                self._lose("it does not know this frontend any more", reset=False, died=False)
+                self._lose("restarted", "it does not know this frontend any more", reset=False, died=False)
             self._owner.returned(self, request, reason)
 
     def _on_welcome(self, welcome: Welcome) -> None:
         known, self.welcome = self.welcome, welcome
         if known is not None and known.boot_id != welcome.boot_id:
             if self.is_serving:
-                self._lose("another process answers in its place", reset=False)
+                self._lose("restarted", "another process answers in its place", reset=False)
             self._pending_aborts.clear()
         self.load.update(welcome.load)
         # The engine goes on with everything that its cache holds.
@@ -304,13 +316,14 @@ class EngineConnection:
             self._refused_for = (welcome.boot_id, refusal)
             logger.error("engine %s is left out: %s", self.address, refusal)
         if self.is_serving:
-            self._lose("it must not be used any more", reset=False)
+            self._lose("refused", "it must not be used any more", reset=False)
         self._send(Goodbye("this frontend cannot use the engine: " + refusal[:1000]))
         self._pending_aborts.clear()
         self._set_state(ConnectionState.REFUSED)
 
     def _on_malformed(self, error: MalformedMessage) -> None:
         self.malformed_messages += 1
+        self._owner.counts.link.malformed += 1
         now = self._clock()
         if now - self._malformed_logged >= _MALFORMED_LOG_INTERVAL:
             self._malformed_logged = now
@@ -322,14 +335,15 @@ class EngineConnection:
             )
         if self.is_serving and self.in_flight:
             # It may have held tokens: its streams would go on with a gap.
-            self._lose("a message of it was malformed and may have held tokens", reset=True)
+            self._lose("malformed", "a message of it was malformed and may have held tokens", reset=True)
 
-    def _lose(self, reason: str, reset: bool, died: bool = True) -> None:
+    def _lose(self, kind: Loss, reason: str, reset: bool, died: bool = True) -> None:
         """The engine's requests go elsewhere; should it still run them, it is told to stop when it is back."""
         # One that drains is about to end: that is nothing that its requests did.
         died = died and self.state is ConnectionState.READY
         self.state = ConnectionState.CONNECTING
         self.lost_at = self._clock()
+        self.lost_for = kind
         self.prefixes.reset()
         requests = self._take_requests()
         log = logger.warning if died or requests else logger.info

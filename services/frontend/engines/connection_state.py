@@ -3,6 +3,7 @@
 import enum
 from typing import TYPE_CHECKING, Protocol
 
+from services.frontend.engines.counts import DispatchCounts
 from services.frontend.engines.in_flight import InFlight
 from shared.protocol import FinishReason, Welcome
 
@@ -21,6 +22,9 @@ class ConnectionState(enum.Enum):
 
 class ConnectionOwner(Protocol):
     """Whom a connection tells what became of it and of its requests."""
+
+    @property
+    def counts(self) -> DispatchCounts: ...
 
     def refusal(self, connection: "EngineConnection", welcome: Welcome) -> str | None:
         """Why this engine must not be used, or None. May close the connection."""

@@ -6,10 +6,10 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from services.frontend.engines.connection import EngineConnection
 from services.frontend.engines.connection_state import ConnectionState
+from services.frontend.engines.counts import DispatchCounts
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.routing import RoutingPolicy
 from services.frontend.engines.trials import Trials
@@ -21,18 +21,6 @@ logger = logging.getLogger(__name__)
 # Seconds after which a client may try again.
 RETRY_WHEN_OVERLOADED = 1.0
 RETRY_WHEN_NO_ENGINE = 5.0
-
-
-@dataclass(slots=True)
-class DispatchCounts:
-    """Since the start, for metrics."""
-
-    requests: int = 0
-    failovers: int = 0  # attempts after an engine died under a request
-    handovers: int = 0  # attempts after a draining engine gave a request back
-    overloads: int = 0  # an engine refused a request for want of room
-    given_up: int = 0  # ended with an error of this side
-    handshake_failures: int = 0  # an engine was reached, and no link came of it
 
 
 class Dispatcher:
@@ -59,6 +47,11 @@ class Dispatcher:
         self._waiting: dict[int, InFlight] = {}
         self._trials = Trials(max_failovers, on_end=self.place_waiting)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no engine has."""
+        return len(self._waiting)
+
     def submit(self, generation: Generation) -> None:
         """Send it to an engine. Raises GenerationError: 503 when none takes requests, 429 past the limit."""
         if generation.request_id in self.requests:
@@ -70,6 +63,7 @@ class Dispatcher:
                 f"this server already has {self._max_requests} requests in flight; try again in a moment",
                 429,
                 RETRY_WHEN_OVERLOADED,
+                reason="server_limit",
             )
         request = InFlight(generation)
         if not self._place(request, self.engines):
@@ -90,6 +84,7 @@ class Dispatcher:
 
     def finished(self, request: InFlight) -> None:
         request.attempt_ended("finished")
+        request.generation.finished_at = time.perf_counter()
         self.requests.pop(request.request_id, None)
         self._trials.end(request)
 
@@ -112,6 +107,7 @@ class Dispatcher:
                 self._give_up(request, GenerationError(message, 500))
             else:
                 self.counts.failovers += 1
+                self.counts.failover_reasons[connection.lost_for] += 1
                 self._place_or_wait(request)
 
     def returned(self, connection: EngineConnection, request: InFlight, reason: FinishReason) -> None:
@@ -160,11 +156,11 @@ class Dispatcher:
             elif request.waiting_since is not None and now - request.waiting_since >= self._no_engine_timeout:
                 self._give_up(request, self._no_engine())
 
-    def fail_all(self, message: str, status: int, retry_after: float) -> None:
+    def fail_all(self, error: GenerationError) -> None:
         """End every request, and have the engines stop."""
         for request in list(self.requests.values()):
             self.abort(request.request_id)
-            request.fail(GenerationError(message, status, retry_after))
+            request.fail(error)
 
     def _place_or_wait(self, request: InFlight) -> None:
         if self._has_other_weights(request):
@@ -206,7 +202,7 @@ class Dispatcher:
         if not request.output_token_ids or not self.engines or self.engines[0].fingerprint == request.fingerprint:
             return False
         message = "the model was replaced while this answer was being written"
-        self._give_up(request, GenerationError(message, 503, RETRY_WHEN_OVERLOADED))
+        self._give_up(request, GenerationError(message, 503, RETRY_WHEN_OVERLOADED, reason="failed"))
         return True
 
     def _give_up(self, request: InFlight, error: GenerationError) -> None:

@@ -4,6 +4,7 @@
 """
 
 import logging
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ class InFlight:
             self.generation.trace.first_output(output.cached_tokens)
             if self.has_cached_tokens:
                 output.cached_tokens = None
+            else:
+                self.generation.first_output_at = time.perf_counter()
             self.has_cached_tokens = True
         if output.prompt_logprobs is not None:
             if self.has_prompt_logprobs:

@@ -94,6 +94,16 @@ class EnginePool:
         return sum(each.handshake_failure is not None for each in self.connections.values())
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that no engine has."""
+        return self._dispatcher.num_waiting
+
+    @property
+    def num_blocked(self) -> int:
+        """Links that take no more messages for now."""
+        return sum(connection.is_blocked for connection in self.connections.values())
+
+    @property
     def counts(self) -> DispatchCounts:
         return self._dispatcher.counts
 
@@ -105,7 +115,9 @@ class EnginePool:
         """Begin to look for engines. Waits for none of them: `ready` tells."""
         if self._transport is None:
             settings = self._settings
-            self._transport = ZmqTransport(settings.heartbeat_interval, settings.heartbeat_timeout, self._link_keys)
+            self._transport = ZmqTransport(
+                settings.heartbeat_interval, settings.heartbeat_timeout, self._link_keys, self.counts.link
+            )
         self._last_tick = self._clock()
         self._tasks = [
             asyncio.create_task(self._supervise("search for engines", self._watch_discovery)),
@@ -118,7 +130,7 @@ class EnginePool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._dispatcher.fail_all("this server is shutting down", 503, RETRY_WHEN_NO_ENGINE)
+        self._dispatcher.fail_all(_shutting_down())
         for connection in list(self.connections.values()):
             connection.close(farewell="the frontend stops")
         if self._transport is not None:
@@ -127,7 +139,7 @@ class EnginePool:
     def submit(self, generation: Generation) -> None:
         """Send a generation to an engine. Raises GenerationError: 503 when none is ready, 429 when overloaded."""
         if self._stopped:
-            raise GenerationError("this server is shutting down", 503, RETRY_WHEN_NO_ENGINE)
+            raise _shutting_down()
         self._dispatcher.submit(generation)
 
     def abort(self, request_id: int) -> None:
@@ -316,3 +328,7 @@ class EnginePool:
         for address, boot_id in list(self._aliases.items()):
             if not any(self._holds(connection, boot_id) for connection in self.connections.values()):
                 del self._aliases[address]
+
+
+def _shutting_down() -> GenerationError:
+    return GenerationError("this server is shutting down", 503, RETRY_WHEN_NO_ENGINE, reason="draining")

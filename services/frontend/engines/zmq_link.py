@@ -10,6 +10,7 @@ import logging
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from services.frontend.engines.counts import LinkCounts
 from services.frontend.engines.link import LinkListener
 from shared.link_keys import CURVE_OVERHEAD_BYTES, LinkKeys
 from shared.protocol import MAX_MESSAGE_BYTES
@@ -43,8 +44,15 @@ _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | _HANDSHAKE_FAILURES | zmq.Event.DIS
 class ZmqTransport:
     """The ZMQ context (one I/O thread) of one pool, the heartbeat times of its links, in seconds, and their keys."""
 
-    def __init__(self, heartbeat_interval: float, heartbeat_timeout: float, keys: LinkKeys | None = None) -> None:
+    def __init__(
+        self,
+        heartbeat_interval: float,
+        heartbeat_timeout: float,
+        keys: LinkKeys | None = None,
+        counts: LinkCounts | None = None,
+    ) -> None:
         self.keys = keys
+        self.counts = LinkCounts() if counts is None else counts
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT)))
         self._interval_ms = max(1, int(heartbeat_interval * 1000))
@@ -104,6 +112,8 @@ class ZmqLink:
         self._engine_keys = () if transport.keys is None else transport.keys.peers
         self._key_index = 0
         self._num_unfinished = 0
+        self._has_been_up = False
+        self._counts = transport.counts
         self._open()
 
     def send(self, data: bytes) -> bool:
@@ -113,6 +123,8 @@ class ZmqLink:
         try:
             socket.send(data, zmq.NOBLOCK)
             sent = True
+            self._counts.messages_out += 1
+            self._counts.bytes_out += len(data)
         except zmq.Again:
             sent = False
         # Sending may have swallowed the descriptor's only sign that a message is waiting.
@@ -169,6 +181,8 @@ class ZmqLink:
             except zmq.Again:
                 # Empty, and the descriptor is armed again.
                 return
+            self._counts.messages_in += 1
+            self._counts.bytes_in += len(data)
             self._listener.link_received(data)
             if self._socket is not socket:
                 return
@@ -190,6 +204,8 @@ class ZmqLink:
                 # Takes the new pipe in, so that the first send finds it.
                 socket.get(zmq.EVENTS)
                 self._num_unfinished = 0
+                self._counts.reconnects += self._has_been_up
+                self._has_been_up = True
                 self._listener.link_up()
             elif event == zmq.Event.DISCONNECTED:
                 # What the engine still said is worth having.

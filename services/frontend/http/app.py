@@ -46,6 +46,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as started:
+            started.enter_context(state.metrics.kept_up())
             for model in state.models:
                 await model.engines.start()
                 started.push_async_callback(model.engines.stop)

@@ -39,6 +39,7 @@ class Choices:
     ) -> None:
         self.error: GenerationError | None = None
         self.record = record  # where the request is traced
+        self.finish_reasons: list[FinishReason] = []  # in the order in which choices finished
         self._pool = pool
         self._generations = generations
         self._collector = collector
@@ -65,6 +66,10 @@ class Choices:
             self._timer = asyncio.get_running_loop().call_later(self._timeout, self.fail, self._too_late())
 
     @property
+    def generations(self) -> Sequence[Generation]:
+        return self._generations
+
+    @property
     def done(self) -> bool:
         """Every choice has finished, or `error` is set and nothing more comes."""
         return not self._running or self.error is not None
@@ -88,6 +93,7 @@ class Choices:
                 self.error = self.error or delta.error
             elif delta.finish_reason is not None:
                 self._running.discard(index)
+                self.finish_reasons.append(delta.finish_reason)
                 if delta.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
                     self.error = self.error or self._given_up(delta.finish_reason)
                     delta.finish_reason = None

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from services.frontend.generation import GenerationError
 from services.frontend.http.json_bytes import json_bytes
@@ -30,6 +31,22 @@ _TYPES = {
     504: "timeout_error",
 }
 
+# Words for the metrics. What another word tells better says so itself.
+_REASONS = {
+    400: "invalid",
+    401: "unauthorized",
+    404: "not_found",
+    405: "invalid",
+    408: "slow_body",
+    413: "too_large",
+    415: "invalid",
+    429: "server_limit",
+    503: "no_engine",
+    504: "timeout",
+}
+# Set in the ASGI scope for the access log and the metrics: why the request was answered with an error.
+ERROR_REASON = "tandem.error_reason"
+
 
 class ApiError(Exception):
     """A request is answered with `status`. `param` names the field at fault; `retry_after` is in seconds."""
@@ -43,6 +60,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: float | None = None,
         headers: dict[str, str] | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -50,6 +68,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.reason = reason or _REASONS.get(status, "failed" if status >= 500 else "invalid")
         if retry_after is not None:
             self.headers["retry-after"] = str(max(1, math.ceil(retry_after)))
 
@@ -59,7 +78,17 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        return Response(json_bytes(self.body()), self.status, self.headers, "application/json")
+        return _ErrorResponse(json_bytes(self.body()), self.status, self.headers, self.reason)
+
+
+class _ErrorResponse(Response):
+    def __init__(self, body: bytes, status: int, headers: dict[str, str], reason: str) -> None:
+        super().__init__(body, status, headers, "application/json")
+        self._reason = reason
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ERROR_REASON] = self._reason
+        await super().__call__(scope, receive, send)
 
 
 class ClientDisconnected(Exception):
@@ -84,7 +113,7 @@ def api_error(error: BaseException) -> ApiError:
             retry_after = error.retry_after
             if retry_after is None and error.status in (429, 503):
                 retry_after = 1.0
-            return ApiError(error.status, error.message, retry_after=retry_after)
+            return ApiError(error.status, error.message, retry_after=retry_after, reason=error.reason)
         case _:
             return ApiError(500, "the server failed on this request; its log says why", code="internal_error")
 

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from services.frontend.engines.dispatch import DispatchCounts
+from services.frontend.engines.counts import DispatchCounts
 from services.frontend.engines.status import EngineStatus
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.generation_config import SamplingDefaults
@@ -37,6 +37,12 @@ class Engines(Protocol):
 
     @property
     def num_requests(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_blocked(self) -> int: ...
 
     @property
     def counts(self) -> DispatchCounts: ...

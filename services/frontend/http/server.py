@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        farewell = GenerationError("this server is shutting down", 503, 1.0)
+        farewell = GenerationError("this server is shutting down", 503, 1.0, reason="draining")
         timer = asyncio.get_running_loop().call_later(self._settings.shutdown_grace, self._state.fail_all, farewell)
         try:
             await super().shutdown(sockets=sockets)
@@ -150,7 +150,6 @@ class Server(uvicorn.Server):
         """Touch the ready file, from the event loop: a launcher sees from outside that it turns."""
         with contextlib.suppress(OSError):
             os.utime(ready_file)
-        self._state.metrics.publish()
         if self._loop is not None:
             self._loop.call_later(_SIGN_OF_LIFE_SECONDS, self._give_sign_of_life, ready_file)
 

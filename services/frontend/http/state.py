@@ -9,8 +9,8 @@ from services.frontend.generation import GenerationError
 from services.frontend.http.choices import Choices
 from services.frontend.http.errors import ApiError, bad_request
 from services.frontend.http.loaded_model import LoadedModel
-from services.frontend.http.metrics import Metrics
 from services.frontend.http.stream_writer import StreamPump
+from services.frontend.metrics.frontend_metrics import FrontendMetrics
 from services.frontend.settings import FrontendSettings
 from services.frontend.tracing import current_trace
 
@@ -21,8 +21,8 @@ class FrontendState:
     def __init__(self, settings: FrontendSettings, models: Sequence[LoadedModel]) -> None:
         self.settings = settings
         self.models = list(models)
-        self.metrics = Metrics(self.models)
         self.pump = StreamPump()
+        self.metrics = FrontendMetrics(self.models, lambda: self.ready)
         self.draining = False
         self._by_name: dict[str, LoadedModel] = {}
         self._preparing = 0

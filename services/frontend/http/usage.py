@@ -1,5 +1,6 @@
 """Counts the tokens of one answer, as OpenAI's usage shows them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.frontend.output.collector import Delta
@@ -24,6 +25,23 @@ class Usage:
         # A prompt counts once however many choices it has, as it was for the first of them.
         if delta.cached_tokens is not None and index % self._choices_per_prompt == 0:
             self._cached[index // self._choices_per_prompt] = delta.cached_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(self._reasoning)
+
+    @property
+    def by_choice(self) -> Sequence[int]:
+        """Completion tokens of each choice."""
+        return self._completion
 
     def as_json(self) -> dict[str, Any]:
         completion_tokens = sum(self._completion)

@@ -58,8 +58,8 @@ INFO = Metric("tandem_frontend_info", "gauge", "1; what runs.", ("version",), sh
 MODEL_INFO = Metric(
     "tandem_frontend_model_info",
     "gauge",
-    "1; the weights behind a model as its engines tell, and the longest context that all of them take.",
-    ("model", "fingerprint", "max_model_len"),
+    "1; each model, and the longest context that all of its engines take.",
+    ("model", "max_model_len"),
     sharing="livemax",
 )
 READY = Metric(
@@ -134,7 +134,7 @@ ENGINES_READY = Metric(
 ENGINES = Metric(
     "tandem_frontend_engines",
     "gauge",
-    "Engines that discovery names: connecting, ready, draining, refused.",
+    "Engines that this frontend knows: connecting, ready, draining, refused, leaving (no longer named).",
     ("model", "state"),
     sharing="livemax",
 )

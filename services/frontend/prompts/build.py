@@ -1,10 +1,12 @@
 """From a request's messages or text to prompt token ids, beside the event loop where that takes long."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+from services.frontend.metrics.catalogue import TEMPLATE_SECONDS, TOKENIZE_SECONDS
 from services.frontend.prompts.chat_template import ChatTemplate
 from services.frontend.prompts.limits import refuse_long_text
 from services.frontend.prompts.messages import ChatMessage
@@ -28,6 +30,8 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._template = template
         self._executor = executor
+        self.template_seconds = TEMPLATE_SECONDS.distribution()
+        self.tokenize_seconds = TOKENIZE_SECONDS.distribution()
 
     async def encode(
         self, texts: Sequence[str], *, add_special_tokens: bool, max_model_len: int | None = None
@@ -37,11 +41,15 @@ class PromptBuilder:
 
         trace = current_trace()
 
-        def build() -> list[list[int]]:
+        def build() -> tuple[list[list[int]], float]:
+            began = time.perf_counter()
             with trace.stage("tokenize"):
-                return [self._encode(text, add_special_tokens, max_model_len, "prompt") for text in texts]
+                encoded = [self._encode(text, add_special_tokens, max_model_len, "prompt") for text in texts]
+            return encoded, time.perf_counter() - began
 
-        return await self.run(sum(map(len, texts)) + 64 * len(texts), build)
+        encoded, seconds = await self.run(sum(map(len, texts)) + 64 * len(texts), build)
+        self.tokenize_seconds.observe(seconds)
+        return encoded
 
     async def encode_chat(
         self,
@@ -63,7 +71,8 @@ class PromptBuilder:
 
         trace = current_trace()
 
-        def build() -> list[int]:
+        def build() -> tuple[list[int], float, float]:
+            began = time.perf_counter()
             with trace.stage("template"):
                 text = self._template.render(
                     messages,
@@ -73,10 +82,15 @@ class PromptBuilder:
                     variables=variables,
                     tools=tools,
                 )
+            rendered = time.perf_counter()
             with trace.stage("tokenize"):
-                return self._encode(text, add_special_tokens, max_model_len, "messages")
+                token_ids = self._encode(text, add_special_tokens, max_model_len, "messages")
+            return token_ids, rendered - began, time.perf_counter() - rendered
 
-        return await self.run(size, build)
+        token_ids, template_seconds, tokenize_seconds = await self.run(size, build)
+        self.template_seconds.observe(template_seconds)
+        self.tokenize_seconds.observe(tokenize_seconds)
+        return token_ids
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids."""

@@ -29,6 +29,7 @@ class KeyLimit:
                 f"this API key already has {self._max_requests} requests being answered; try again when one is done",
                 code="too_many_requests_of_key",
                 retry_after=_RETRY_AFTER,
+                reason="key_limit",
             )
             await error.response()(scope, receive, send)
             return

@@ -21,6 +21,7 @@ from services.frontend.http.schemas.responses import ChatCompletion
 from services.frontend.http.state import frontend_state
 from services.frontend.http.tool_use import tool_use
 from services.frontend.http.usage import Usage
+from services.frontend.metrics.request_record import generates
 from services.frontend.prompts.limits import room_for_output, truncate_prompt
 
 router = APIRouter()
@@ -75,6 +76,7 @@ async def create_chat_completion(http_request: Request) -> Response:
         longest_timeout=state.settings.request_timeout,
     )
     chat_answer = _answer(request, name, model, token_ids, state.settings.reasoning_fields)
+    generates(http_request.scope, "chat", name, choices, chat_answer.usage)
     return await answer(
         http_request,
         state,

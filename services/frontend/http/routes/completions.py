@@ -17,6 +17,7 @@ from services.frontend.http.schemas.completion import CompletionRequest
 from services.frontend.http.schemas.responses import Completion
 from services.frontend.http.state import frontend_state
 from services.frontend.http.usage import Usage
+from services.frontend.metrics.request_record import generates
 from services.frontend.prompts.limits import check_prompt_ids, room_for_output, truncate_prompt
 from shared.protocol import ModelLimits
 
@@ -54,6 +55,7 @@ async def create_completion(http_request: Request) -> Response:
         longest_timeout=state.settings.request_timeout,
     )
     completion = _answer(request, name, model, prompts)
+    generates(http_request.scope, "text_completion", name, choices, completion.usage)
     return await answer(
         http_request,
         state,

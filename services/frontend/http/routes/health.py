@@ -47,6 +47,7 @@ async def show_version() -> Response:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
-    state = frontend_state(request)
-    return Response(state.metrics.exposition(), headers={"content-type": state.metrics.content_type})
+    """Prometheus' text format, or OpenMetrics where it is asked for."""
+    accept = request.headers.get("accept", "")
+    body, content_type = await frontend_state(request).metrics.exposition(accept)
+    return Response(body, headers={"content-type": content_type})

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class EchoPool:
         self.started = self.stopped = False
         self.num_ready = 1
         self.num_refusing = 0
+        self.num_waiting = self.num_blocked = 0
         self.counts = DispatchCounts()
         self.engine_statuses: list[EngineStatus] = []
 
@@ -147,9 +149,12 @@ class EchoPool:
                 return
 
     def _deliver(self, generation: Generation, output: RequestOutput) -> bool:
+        if output.cached_tokens is not None:
+            generation.first_output_at = time.perf_counter()
         finished = generation.sink.accept(output)
         self.delivered[generation.request_id] = self.delivered.get(generation.request_id, 0) + len(output.token_ids)
         if finished:
+            generation.finished_at = time.perf_counter()
             self.running.pop(generation.request_id, None)
         return finished
 
