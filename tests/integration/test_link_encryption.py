@@ -193,7 +193,7 @@ def test_who_has_not_the_right_key_is_told_logged_and_counted(
 
     with_pool(link.port, assemble("frontend", frontend_has), body)
     assert engine_says in caplog.text
-    assert link.num_peers == 0
+    assert len(link.peers) == 0
     for folder in (keys, other_keys):
         for file in folder.iterdir():
             assert file.read_text().strip() not in caplog.text, "a key is in the log"
@@ -264,7 +264,7 @@ def test_other_and_older_protocols_do_not_slip_past(open_engine: OpenEngine, key
         # Nothing but the engine's own greeting (64 bytes), and no command that lets anybody in.
         assert b"READY" not in received
         assert b"WELCOME" not in received
-    assert link.num_peers == 0
+    assert len(link.peers) == 0
 
 
 def _receive(connection: socket.socket) -> bytes:
