@@ -18,6 +18,7 @@ from services.engine.request import Request, SampledToken, Step
 from services.engine.scheduler import Scheduler
 from services.engine.settings import EngineSettings
 from services.engine.statistics import Statistics, TokenRate
+from services.engine.timelines import Timelines
 from shared.protocol import Add, FinishReason, Load, ModelLimits, RequestOutput
 from shared.vocabulary import VocabularyError
 
@@ -40,6 +41,7 @@ class EngineCore:
         self.executor = executor
         self.description = executor.description
         self.statistics = Statistics()
+        self.timelines = Timelines()
         self.draining = False
         limits = self.description.limits
         self._kv_cache = KVCache(executor.num_blocks, limits.block_size, settings.enable_prefix_caching)
@@ -123,6 +125,8 @@ class EngineCore:
             self._answer(peer, add.request_id, FinishReason.OVERLOADED)
             return
         request.queued_at = time.perf_counter()
+        if request.trace_context:
+            self.timelines.begin(request, len(self.scheduler.waiting))
         self._deadlines.add(request)
         self._requests.setdefault(peer, {})[add.request_id] = request
         # Where nothing is generated, nothing needs a grammar.
@@ -170,6 +174,8 @@ class EngineCore:
         scheduled = time.perf_counter()
         times.schedule = scheduled - began
         if step.scheduled:
+            if self.timelines:
+                self.timelines.step_begins()
             step.token_masks = self._start_masks(step)
             sampled = self.executor.execute(step)
             if step.token_masks is not None:
@@ -182,6 +188,8 @@ class EngineCore:
             if len(sampled) != len(step.scheduled):
                 raise InvariantError(f"the executor answered {len(sampled)} of {len(step.scheduled)} requests")
             self._take_results(step, sampled)
+            if self.timelines:
+                self.timelines.step_ends()
             times.bookkeeping = time.perf_counter() - executed
             self.statistics.add_step(len(step.scheduled), num_tokens)
         elif self.num_requests > len(self.pending_grammars) and not preempted:
@@ -216,7 +224,7 @@ class EngineCore:
     def check_when_idle(self) -> None:
         """Raise InvariantError or BlockAccountError if anything is left when no request is. Counts are compared
         every time, each block only every ten seconds."""
-        if self.num_requests or self._requests:
+        if self.num_requests or self._requests or self.timelines:
             raise InvariantError(f"requests are left when none should be: {self._requests}")
         if self._kv_cache.num_free != self._kv_cache.num_blocks:
             lost = self._kv_cache.num_blocks - self._kv_cache.num_free
@@ -353,6 +361,8 @@ class EngineCore:
             return
         self.pending_grammars.discard(request)
         request.finish_reason = reason
+        if request.trace_context:
+            self.timelines.end(request)
         finished = self.statistics.finished
         finished[reason.name.lower()] = finished.get(reason.name.lower(), 0) + 1
         self.executor.release(request)

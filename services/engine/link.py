@@ -14,7 +14,7 @@ import zmq
 from services.engine.core import OutputsByPeer
 from services.engine.executor.interface import ModelDescription
 from services.engine.kv_cache import BlockEvents
-from services.engine.link_items import CacheContent, Draining, FromPeer, PeerJoined, PeerLeft, StepOutputs, Stop
+from services.engine.link_items import CacheContent, Draining, FromPeer, PeerJoined, PeerLeft, Spans, StepOutputs, Stop
 from services.engine.mailbox import Inbox, Outbox
 from services.engine.metric_catalogue import STEP_PHASE_SECONDS
 from services.engine.outputs_encoding import encode_outputs
@@ -42,6 +42,7 @@ from shared.protocol import (
     decode_to_engine,
     encode,
 )
+from shared.tracing import FinishedSpan
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Link:
         on_end: Callable[[BaseException | None], None],
         keys: LinkKeys | None = None,
     ) -> None:
+        self.export_spans: Callable[[list[FinishedSpan]], None] = lambda spans: None
         self.num_malformed = 0
         self.send_seconds = STEP_PHASE_SECONDS.distribution()
         self._description = description
@@ -80,7 +82,7 @@ class Link:
         self._on_end = on_end
         self._interval = settings.heartbeat_interval
         self._timeout = settings.heartbeat_timeout
-        self._outbox: Outbox[StepOutputs | CacheContent | Draining | Stop] = Outbox(MAX_OUTBOX_STEPS)
+        self._outbox: Outbox[StepOutputs | CacheContent | Spans | Draining | Stop] = Outbox(MAX_OUTBOX_STEPS)
         self._load = Load()
         self._draining = False
         self._part_until: float | None = None  # once it is told to stop
@@ -110,6 +112,10 @@ class Link:
 
     def send_cache_content(self, peer: bytes, stored: list[int]) -> None:
         self._outbox.put(CacheContent(peer, stored))
+
+    def send_spans(self, spans: list[FinishedSpan]) -> None:
+        """They are made ready for the exporter here, not between two steps."""
+        self._outbox.put(Spans(spans))
 
     def send_goodbye(self, reason: str) -> None:
         """Tell all frontends, and those that come, that the engine drains."""
@@ -247,7 +253,7 @@ class Link:
             draining=self._draining,
         )
 
-    def _take_item(self, item: StepOutputs | CacheContent | Draining | Stop, now: float) -> None:
+    def _take_item(self, item: StepOutputs | CacheContent | Spans | Draining | Stop, now: float) -> None:
         if isinstance(item, StepOutputs):
             began = time.perf_counter()
             self._send_step(item, now)
@@ -257,6 +263,8 @@ class Link:
             peer = self.peers.get(item.peer)
             if peer is not None:
                 peer.block_events.replace(item.stored)
+        elif isinstance(item, Spans):
+            self.export_spans(item.spans)
         elif isinstance(item, Draining):
             self._draining = True
             for peer in self.peers:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from services.engine.core import OutputsByPeer
 from services.engine.kv_cache import BlockEvents
 from shared.protocol import Abort, Add, Load
+from shared.tracing import FinishedSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class CacheContent:
 
     peer: bytes
     stored: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What is known of sampled requests, for their traces."""
+
+    spans: list[FinishedSpan]
 
 
 @dataclass(frozen=True, slots=True)

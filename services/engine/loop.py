@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from services.engine.core import EngineCore
+from services.engine.core import EngineCore, OutputsByPeer
 from services.engine.link import Link
 from services.engine.link_items import FromPeer, PeerJoined, PeerLeft
 from services.engine.mailbox import Inbox
@@ -89,16 +89,21 @@ class EngineLoop:
             return False
         if core.has_work:
             self._checked = False
-            outputs = core.step()
-            self._link.send_outputs(outputs, core.load(), core.take_block_events())
+            self._send(core.step())
             self._on_step(time.monotonic() - began)
         else:
             if not self._checked:
                 core.check_when_idle()
                 self._checked = True
             # Rates fall while nothing happens, and the last aborts may have freed blocks.
-            self._link.send_outputs({}, core.load(), core.take_block_events())
+            self._send({})
         return True
+
+    def _send(self, outputs: OutputsByPeer) -> None:
+        core = self._core
+        self._link.send_outputs(outputs, core.load(), core.take_block_events())
+        if core.timelines.finished:
+            self._link.send_spans(core.timelines.take_finished())
 
     def _handle(self, peer: bytes, message: Add | Abort | PeerJoined | PeerLeft) -> None:
         core = self._core
@@ -131,8 +136,7 @@ class EngineLoop:
             logger.info("The grace is over: %d requests are handed over", core.num_requests)
             core.hand_over()
         if core.num_requests == 0:
-            if core.has_work:
-                self._link.send_outputs(core.step(), core.load(), core.take_block_events())
+            self._send(core.step() if core.has_work else {})
             core.check_when_idle()
             return True
         return False

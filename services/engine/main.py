@@ -19,10 +19,12 @@ from services.engine.metrics import EngineMetrics, Serving
 from services.engine.probes import Probes, ProbesBindError
 from services.engine.router_socket import LinkBindError
 from services.engine.settings import EngineSettings
+from services.engine.timelines import Timelines
 from shared.link_keys import LinkKeysError, read_link_keys
 from shared.logging import configure_logging
 from shared.model_source import ModelSourceError
 from shared.protocol import new_boot_id
+from shared.tracing import Tracing, TracingConfigError, start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +49,18 @@ def run(settings: EngineSettings) -> int:
     signal.signal(signal.SIGINT, engine.on_signal)
     try:
         return engine.run()
-    except (EngineStartError, ModelSourceError, LinkBindError, LinkKeysError, ProbesBindError) as error:
+    except (
+        EngineStartError,
+        ModelSourceError,
+        LinkBindError,
+        LinkKeysError,
+        ProbesBindError,
+        TracingConfigError,
+    ) as error:
         logger.critical("%s", error)
         return 1
+    finally:
+        engine.close()
 
 
 class _Engine:
@@ -62,11 +73,13 @@ class _Engine:
         self._signal: int | None = None
         self._wake = threading.Event()
         self._failed = False
+        self._tracing: Tracing | None = None
         self._metrics = EngineMetrics(settings, lambda: self._serving, self._not_ready)
 
     def run(self) -> int:
         settings = self._settings
         # Before the model, which takes minutes to load.
+        self._tracing = start_tracing("engine")
         self._link_keys = None if settings.link_keys is None else read_link_keys(settings.link_keys, "engine")
         probes = Probes(
             settings.probe_host, settings.probe_port, self._unhealthy, self._not_ready, self._metrics.exposition
@@ -82,6 +95,10 @@ class _Engine:
                 executor.close()
         finally:
             probes.close()
+
+    def close(self) -> None:
+        if self._tracing is not None:
+            self._tracing.close()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._loop is None or self._signal is not None:
@@ -120,6 +137,9 @@ class _Engine:
             on_end=self._on_thread_end,
             keys=self._link_keys,
         )
+        if self._tracing is not None:
+            core.timelines = Timelines(self._tracing.samples)
+            link.export_spans = self._tracing.export
         # What was loaded stays: the garbage collector need not look at it again and again.
         gc.collect()
         gc.freeze()

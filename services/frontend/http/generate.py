@@ -46,9 +46,9 @@ def make_choices(
     collector = Collector(num_choices) if request.stream else WholeCollector(num_choices)
     options = output_options(request)
     generations: list[Generation] = []
-    # A prompt has the same logprobs for each of its choices. Where they are echoed, each writes them on its own.
     trace = current_trace()
     record = GenerationRecord(trace, request, model.names[0], prompts[0][1]) if trace.recording else None
+    # A prompt has the same logprobs for each of its choices. Where they are echoed, each writes them on its own.
     scored_once = not request.echo or isinstance(request, ChatCompletionRequest)
     for token_ids, sampling in prompts:
         for choice in range(n):
