@@ -12,6 +12,13 @@ from services.frontend.output.collector import Delta
 from services.frontend.output.tools import ToolCallDelta
 from shared.protocol import FinishReason
 
+# A chunk of text after the text.
+_CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+def _has_more_than_text(delta: Delta) -> bool:
+    return bool(delta.reasoning or delta.tool_calls or delta.logprobs)
+
 
 @dataclass(slots=True)
 class ChatAnswer:
@@ -73,6 +80,8 @@ class ChatChunks:
     answer: ChatAnswer
     _prefix: bytes = b""
     _reasoning_keys: list[bytes] = field(default_factory=list)
+    _openings: dict[int, bytes] = field(default_factory=dict)
+    _only_text: bool = False  # a chunk with new text has nothing else that is new
     _begun: bool = False
     _unfinished: set[int] = field(default_factory=set)
 
@@ -80,6 +89,7 @@ class ChatChunks:
         self._unfinished = set(range(self.answer.num_choices))
         self._prefix = self.answer.head.chunk_prefix()
         self._reasoning_keys = [json_bytes(name) + b":" for name in self.answer.reasoning_fields]
+        self._only_text = self.answer.prompt_token_ids is None and not self.answer.continuous_usage
 
     def write(self, deltas: list[tuple[int, Delta]]) -> bytes:
         chunks: list[bytes] = []
@@ -89,8 +99,20 @@ class ChatChunks:
             self._begun = True
             self._begin(chunks)
         for index, delta in deltas:
-            self._write_choice(chunks, index, delta)
+            if self._only_text and delta.finish_reason is None and not _has_more_than_text(delta):
+                # Nearly every chunk of nearly every stream.
+                if delta.content:
+                    chunks += (self._opening(index), json_bytes(delta.content), _CLOSING)
+            else:
+                self._write_choice(chunks, index, delta)
         return b"".join(chunks)
+
+    def _opening(self, index: int) -> bytes:
+        """A chunk of text up to the text."""
+        opening = self._openings.get(index)
+        if opening is None:
+            opening = self._openings[index] = self._prefix + b'"choices":[{"index":%d,"delta":{"content":' % index
+        return opening
 
     def fail(self) -> bytes:
         chunks: list[bytes] = []

@@ -79,9 +79,9 @@ class Choices:
         was made before it is still returned; its finish reason then is none that a client may see."""
         return [] if self.done else self._looked_at(await self._collector.get())
 
-    def take(self) -> list[tuple[int, Delta]]:
-        """As `next`, without waiting: what there is."""
-        return [] if self.done else self._looked_at(self._collector.take())
+    def take(self, wake: Callable[[], None] | None = None) -> list[tuple[int, Delta]]:
+        """As `next`, without waiting: what there is. `wake` is called once, as soon as there is more."""
+        return [] if self.done else self._looked_at(self._collector.take(wake))
 
     def notify(self, wake: Callable[[], None] | None) -> None:
         """Have `wake` called once, as soon as `take` would give something."""

@@ -10,6 +10,9 @@ from services.frontend.http.usage import Usage
 from services.frontend.output.collector import Delta
 from services.frontend.tokenizer import Tokenizer
 
+# A chunk of text after the text.
+_CLOSING = b',"logprobs":null,"finish_reason":null}]}\n\n'
+
 
 @dataclass(slots=True)
 class EchoedPrompt:
@@ -103,20 +106,38 @@ class CompletionChunks:
 
     answer: CompletionAnswer
     _prefix: bytes = b""
+    _openings: dict[int, bytes] = field(default_factory=dict)
+    _only_text: bool = False  # a chunk with new text has nothing else that is new
     _ids_sent: set[int] = field(default_factory=set)
     _unfinished: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._unfinished = set(range(self.answer.num_choices))
         self._prefix = self.answer.head.chunk_prefix()
+        answer = self.answer
+        self._only_text = not (
+            answer.echo or answer.wants_logprobs or answer.wants_token_ids or answer.continuous_usage
+        )
 
     def write(self, deltas: list[tuple[int, Delta]]) -> bytes:
         chunks: list[bytes] = []
         for index, delta in deltas:
             self.answer.usage.add(index, delta)
         for index, delta in deltas:
-            self._write_choice(chunks, index, delta)
+            if self._only_text and delta.finish_reason is None:
+                # Nearly every chunk of nearly every stream.
+                if delta.content:
+                    chunks += (self._opening(index), json_bytes(delta.content), _CLOSING)
+            else:
+                self._write_choice(chunks, index, delta)
         return b"".join(chunks)
+
+    def _opening(self, index: int) -> bytes:
+        """A chunk of text up to the text."""
+        opening = self._openings.get(index)
+        if opening is None:
+            opening = self._openings[index] = self._prefix + b'"choices":[{"index":%d,"text":' % index
+        return opening
 
     def fail(self) -> bytes:
         chunks: list[bytes] = []

@@ -88,15 +88,15 @@ class StreamWriter:
         if not self._body.is_writable:
             self._waits_for_client = True
             return
+        self._waits_for_client = False
         try:
-            frames = self._frames(self._choices.take())
+            frames = self._frames(self._choices.take(self._have_unread))
             if self._choices.done:
                 self._end.set_result(frames)
                 return
             if frames:
                 self._body.write(frames)
                 self._written_at = self._loop.time()
-            self._choices.notify(self._have_unread)
         except Exception as error:
             # This stream's trouble is not the others'.
             self._end.set_exception(error)
@@ -106,7 +106,6 @@ class StreamWriter:
 
     def _client_has_read(self) -> None:
         if self._waits_for_client:
-            self._waits_for_client = False
             self._pump.add(self)
 
     def _watch_silence(self) -> None:
@@ -116,7 +115,7 @@ class StreamWriter:
         silence = self._loop.time() - self._written_at
         if silence < seconds:
             seconds -= silence
-        elif self._body.is_writable:
+        elif self._body.is_writable and not self._waits_for_client:
             self._body.write(self._keep_alive)
             self._written_at += silence
         self._timer = self._loop.call_later(seconds, self._watch_silence)

@@ -20,8 +20,10 @@ class Usage:
 
     def add(self, index: int, delta: Delta) -> None:
         # An error's delta may carry no counts; what was counted stays.
-        self._completion[index] = max(self._completion[index], delta.completion_tokens)
-        self._reasoning[index] = max(self._reasoning[index], delta.reasoning_tokens)
+        if delta.completion_tokens > self._completion[index]:
+            self._completion[index] = delta.completion_tokens
+        if delta.reasoning_tokens > self._reasoning[index]:
+            self._reasoning[index] = delta.reasoning_tokens
         # A prompt counts once however many choices it has, as it was for the first of them.
         if delta.cached_tokens is not None and index % self._choices_per_prompt == 0:
             self._cached[index // self._choices_per_prompt] = delta.cached_tokens

@@ -1,6 +1,7 @@
 """The collector of an answer that is not streamed: its reader wakes once, when everything is there."""
 
 import asyncio
+from collections.abc import Callable
 
 from services.frontend.output.collector import Collector, Delta
 
@@ -20,8 +21,9 @@ class WholeCollector(Collector):
         if delta.error is not None or not self._unfinished:
             self._complete.set()
 
-    def take(self) -> list[tuple[int, Delta]]:
+    def take(self, wake: Callable[[], None] | None = None) -> list[tuple[int, Delta]]:
         """One delta for each choice that has any."""
+        self._wake = wake
         whole: list[tuple[int, Delta]] = []
         for index, unread in enumerate(self._unread):
             if unread:

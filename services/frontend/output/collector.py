@@ -7,7 +7,8 @@ copied more often than that.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from services.frontend.generation import GenerationError
 from services.frontend.output.tools.parser import ToolCallDelta, merge_calls
@@ -17,8 +18,7 @@ from shared.protocol import FinishReason, TokenLogprobs
 UNMERGED = 16
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What became known of one choice since the client last read.
 
     Text may be held back (half a character, what may be a stop string or a tag), so the text of `token_ids`
@@ -27,8 +27,8 @@ class Delta:
 
     content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)  # all new ones, reasoning included
+    tool_calls: list[ToolCallDelta] = []
+    token_ids: list[int] = []  # all new ones, reasoning included
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, where asked
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
@@ -103,13 +103,14 @@ class Collector:
         else:
             self._wake = wake
 
-    def take(self) -> list[tuple[int, Delta]]:
-        """All that is there, in choice order; of one choice there may be several."""
+    def take(self, wake: Callable[[], None] | None = None) -> list[tuple[int, Delta]]:
+        """All that is there, in choice order; of one choice there may be several. `wake` as in `notify`."""
+        self._wake = wake
         ready: list[tuple[int, Delta]] = []
         for index, unread in enumerate(self._unread):
-            if unread:
-                ready += [(index, delta) for delta in unread]
-                unread.clear()
+            for delta in unread:
+                ready.append((index, delta))
+            unread.clear()
         return ready
 
     async def get(self) -> list[tuple[int, Delta]]:
