@@ -11,14 +11,14 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests.e2e.podman import PODMAN_ENVIRONMENT, CannotRunContainers, podman
+from tests.e2e.podman import PODMAN_ENVIRONMENT, STORAGE, CannotRunContainers, podman
 
 ROOT = Path(__file__).parents[2]
 PUBLIC_BASE = "docker.io/library/python:3.11-slim-bookworm"
 LOCAL_BASE = "localhost/python:3"
 DEBIAN = "bookworm"
 TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu/torch/"
-DEBOOTSTRAP_SECONDS = 400
+DEBOOTSTRAP_SECONDS = 600
 BUILD_SECONDS = 900
 # As the Dockerfiles do it: pip in a build, and Debian's packages.
 _CHECK = "FROM {base}\nRUN python3 -m venv /x && /x/bin/pip download --quiet --no-deps uv && apt-get update -qq\n"
@@ -35,7 +35,7 @@ def base_image() -> str:
     if image_exists(PUBLIC_BASE):
         return PUBLIC_BASE
     if not image_exists(LOCAL_BASE):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=STORAGE) as folder:
             packages = "--include=python3,python3-venv,ca-certificates"
             command = ["debootstrap", "--variant=minbase", packages, DEBIAN, folder]
             try:
