@@ -112,8 +112,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             alarm=0.05,
         ),
         Panel(
-            "KV cache in use",
-            "The share of KV blocks that requests use; the fullest engine.",
+            "Fullest KV cache",
+            "The share of KV blocks that requests use, of the engine that has the fewest left.",
             "percentunit",
             ((f"max(tandem_engine_kv_usage_ratio{{{ENGINE}}})", ""),),
             "stat",

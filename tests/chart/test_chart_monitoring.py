@@ -101,6 +101,8 @@ def test_dashboard_is_whole() -> None:
     assert used == variables
     ids = [panel["id"] for panel in model["panels"]]
     assert len(set(ids)) == len(ids)
+    titles = [panel["title"] for panel in model["panels"]]
+    assert len(set(titles)) == len(titles)
     cells = set()
     for panel in model["panels"]:
         place = panel["gridPos"]
