@@ -1,7 +1,7 @@
 # make serve   serve a model on this machine      make test   every test        make lint   every check of the code
 # make bench   measure the speed     make docs   write the generated tables anew     make format  lay out the code
 # make clean   remove what was built, the environment included
-# make chaos   engines killed, frozen, drained and cut off a hundred times under load (DISTURBANCES=100)
+# make chaos   engines and frontends killed, frozen, drained, cut off under load (DISTURBANCES=100)
 # make eval-test   lm-eval itself against the server
 #
 # Python 3.11 or newer with its venv module, git and a C compiler are all that must be there.
