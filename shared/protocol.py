@@ -26,6 +26,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_REQUESTS_PER_MESSAGE = 65_536
 MAX_TOKENS_PER_REQUEST = 4 * 1024 * 1024
 MAX_BLOCK_HASHES_PER_MESSAGE = 1_000_000
+MAX_QUARANTINED = 256
 BOOT_ID_BYTES = 12
 TOKEN_ID_BYTES = 4
 
@@ -149,12 +150,22 @@ class Outputs(msgspec.Struct, array_like=True, tag=5):
     evicted_block_hashes: BlockHashes = []
 
 
+class Quarantined(msgspec.Struct, array_like=True):
+    """A prompt under which engines died, by its fingerprint (shared/quarantine.py), and for how long from now on it is
+    refused. 0 seconds: no longer."""
+
+    fingerprint: int
+    seconds: float
+
+
 class Heartbeat(msgspec.Struct, array_like=True, tag=6):
-    """Both ways, when nothing else was sent for a while. The engine's carries its load and cache changes."""
+    """Both ways, when nothing else was sent for a while. The engine's carries its load and cache changes, the
+    frontend's what it has in quarantine; this one is also sent when that has changed."""
 
     load: Load | None = None
     stored_block_hashes: BlockHashes = []
     evicted_block_hashes: BlockHashes = []
+    quarantined: Annotated[list[Quarantined], msgspec.Meta(max_length=2 * MAX_QUARANTINED)] = []
 
 
 class Goodbye(msgspec.Struct, array_like=True, tag=7):

@@ -19,7 +19,8 @@ from services.engine.scheduler import Scheduler
 from services.engine.settings import EngineSettings
 from services.engine.statistics import Statistics, TokenRate
 from services.engine.timelines import Timelines
-from shared.protocol import Add, FinishReason, Load, ModelLimits, RequestOutput
+from shared.protocol import Add, FinishReason, Load, ModelLimits, Quarantined, RequestOutput
+from shared.quarantine import Quarantine, prompt_fingerprint
 from shared.vocabulary import VocabularyError
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class EngineCore:
         self._requests: dict[bytes, dict[int, Request]] = {}
         self._outputs: OutputsByPeer = {}
         self._deadlines = Deadlines()
+        self._quarantine = Quarantine()
         self._rate = TokenRate()
         self._last_full_check = -FULL_CHECK_INTERVAL
 
@@ -105,6 +107,14 @@ class EngineCore:
             self.statistics.refuse("draining")
             self._answer(peer, add.request_id, FinishReason.HANDED_OVER)
             return
+        refused_for = self._quarantine and self._quarantine.seconds_left(prompt_fingerprint(add.prompt_token_ids))
+        if refused_for:
+            self.statistics.refuse("quarantined")
+            error = (
+                f"engines died again and again under this very prompt: it is refused for another {refused_for:.0f} s"
+            )
+            self._answer(peer, add.request_id, FinishReason.ERROR, error=error)
+            return
         try:
             request = make_request(peer, add, self.limits, self._eos_ids)
         except InvalidRequest as error:
@@ -135,6 +145,11 @@ class EngineCore:
             self._queue_ready()  # a grammar that is known needs no thread
         else:
             self.scheduler.add(request)
+
+    def set_quarantined(self, quarantined: Iterable[Quarantined]) -> None:
+        """Refuse these prompts for as long as a frontend says."""
+        for each in quarantined:
+            self._quarantine.set(each.fingerprint, each.seconds)
 
     def abort(self, peer: bytes, request_ids: Iterable[int]) -> None:
         """Stop working for these and say nothing more of them. Unknown ids are ignored."""

@@ -216,7 +216,7 @@ class Link:
                 logger.info("Frontend %s leaves: %s", peer.name, message.reason or "no reason given")
                 self.peers.leave(peer)
             elif self._part_until is None:
-                if isinstance(message, (Add, Abort)):
+                if isinstance(message, (Add, Abort)) or message.quarantined:
                     self._inbox.put((identity, message), len(data))
             elif isinstance(message, Add):
                 self.peers.send(peer, self._hand_over(message))

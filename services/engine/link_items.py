@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.engine.core import OutputsByPeer
 from services.engine.kv_cache import BlockEvents
-from shared.protocol import Abort, Add, Load
+from shared.protocol import Abort, Add, Heartbeat, Load
 from shared.tracing import FinishedSpan
 
 
@@ -18,7 +18,7 @@ class PeerLeft:
     """A frontend said GOODBYE, or is taken for dead."""
 
 
-FromPeer = tuple[bytes, Add | Abort | PeerJoined | PeerLeft]
+FromPeer = tuple[bytes, Add | Abort | Heartbeat | PeerJoined | PeerLeft]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from services.engine.link import Link
 from services.engine.link_items import FromPeer, PeerJoined, PeerLeft
 from services.engine.mailbox import Inbox
 from services.engine.settings import EngineSettings
-from shared.protocol import Abort, Add
+from shared.protocol import Abort, Add, Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class EngineLoop:
         if core.timelines.finished:
             self._link.send_spans(core.timelines.take_finished())
 
-    def _handle(self, peer: bytes, message: Add | Abort | PeerJoined | PeerLeft) -> None:
+    def _handle(self, peer: bytes, message: Add | Abort | Heartbeat | PeerJoined | PeerLeft) -> None:
         core = self._core
         if isinstance(message, Add):
             core.add(peer, message)
@@ -115,6 +115,8 @@ class EngineLoop:
             self._link.send_cache_content(peer, core.stored_block_hashes())
         elif isinstance(message, PeerLeft):
             core.abort_peer(peer)
+        elif isinstance(message, Heartbeat):
+            core.set_quarantined(message.quarantined)
         else:
             core.abort(peer, message.request_ids)
 

@@ -32,7 +32,8 @@ REQUESTS_RECEIVED = Metric(
 REQUESTS_REFUSED = Metric(
     "tandem_engine_requests_refused_total",
     "counter",
-    "Requests that were never queued: overloaded (the waiting queue is full), invalid, draining.",
+    "Requests that were never queued: overloaded (the waiting queue is full), invalid, draining, quarantined (engines "
+    "died under the prompt).",
     ("reason",),
 )
 REQUESTS_FINISHED = Metric(

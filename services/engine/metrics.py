@@ -16,7 +16,7 @@ from shared.metrics import Labels, Metric, Value, exposition, family
 from shared.protocol import FinishReason
 from shared.version import server_version
 
-_REFUSALS = ("overloaded", "invalid", "draining")
+_REFUSALS = ("overloaded", "invalid", "draining", "quarantined")
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR, FinishReason.HANDED_OVER)
 
 Values = dict[Metric, dict[Labels, Value]]

@@ -119,6 +119,12 @@ class FrontendSettings(ModelSettings, ServiceSettings):
         None, gt=0, description="Keep this side's spans of requests that take longer than so many seconds, too."
     )
     max_failovers: int = Field(2, ge=0, description="Engines that may die under one request before it is given up.")
+    quarantine_time: float = Field(
+        600.0,
+        ge=0,
+        description="Seconds for which a prompt that more engines died under is refused, here and by every engine that "
+        "this frontend knows; 0: not at all.",
+    )
     heartbeat_interval: float = Field(1.0, gt=0, description="Seconds between heartbeats on an idle link.")
     heartbeat_timeout: float = Field(
         5.0, gt=0, description="Seconds of silence after which an engine is taken for dead."

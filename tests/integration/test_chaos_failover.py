@@ -36,7 +36,7 @@ def fleet(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     fleet = ProcessFleet(
         tmp_path_factory.mktemp("fleet"),
         smollm2,
-        num_frontends=1,
+        num_frontends=2,
         num_engines=3,
         engine={"simulated_tokens": "echo"},
         frontend={"reasoning_parser": "deepseek_r1"},
@@ -169,6 +169,18 @@ def test_a_poisoned_request_ends_with_an_error_and_the_others_go_on(fleet: Proce
         assert answer.complete, answer.describe()
         assert answer.text == undisturbed.text
     assert fleet.frontend_metric("given_up_total") == given_up + 1
+    # Sent again it kills nothing more, whichever frontend gets it.
+    processes = [engine.process for engine in fleet.engines]
+
+    async def again() -> list[StreamedAnswer]:
+        return [await stream(frontend.port, poisoned[1]) for frontend in fleet.frontends]
+
+    same, other = asyncio.run(again())
+    assert same.status == 400
+    assert "under this very prompt" in same.raw.decode()
+    assert not other.complete
+    assert sum(engine.metric("requests_refused_total") for engine in fleet.engines) > 0
+    assert [engine.process for engine in fleet.engines if engine.is_running] == processes
 
 
 def test_past_max_failovers_there_is_an_error_chunk_and_done(fleet: ProcessFleet) -> None:

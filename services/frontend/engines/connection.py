@@ -28,6 +28,7 @@ from shared.protocol import (
     Hello,
     MalformedMessage,
     Outputs,
+    Quarantined,
     RequestOutput,
     ToEngine,
     ToFrontend,
@@ -63,6 +64,7 @@ class EngineConnection:
         self.in_flight: dict[int, InFlight] = {}
         self.lost_at = -math.inf
         self.lost_for: Loss = "disconnected"
+        self.convicted: int | None = None  # the fingerprint of the prompt that was on trial as the engine was lost
         self.stale_outputs = 0
         self.malformed_messages = 0
         self.handshake_failure: str | None = None  # why the last one failed, until one succeeds
@@ -129,6 +131,10 @@ class EngineConnection:
             self._pending_aborts.add(request.wire_id)
             self._flush_aborts()
 
+    def send_heartbeat(self, quarantined: list[Quarantined]) -> None:
+        """Tell it that this process lives, and which prompts to refuse."""
+        self._send(Heartbeat(quarantined=quarantined))
+
     def greet(self) -> None:
         """Say HELLO. The WELCOME decides anew whether the engine is used.
 
@@ -178,7 +184,7 @@ class EngineConnection:
             elif self.state is ConnectionState.DRAINING and not self.in_flight:
                 self._part()
             elif now - self._last_sent >= self._heartbeat_interval or self._blocked_since is not None:
-                self._send(Heartbeat())
+                self.send_heartbeat(self._owner.quarantined())
         elif self.state is ConnectionState.CONNECTING:
             if self._greeted_at is not None and now - self._greeted_at >= self._heartbeat_timeout:
                 # A peer that never answers may be a half-open connection: a fresh one tells.
@@ -286,6 +292,9 @@ class EngineConnection:
             if self.is_serving:
                 self._lose("restarted", "another process answers in its place", reset=False)
             self._pending_aborts.clear()
+        elif known is not None:
+            self._owner.survived(self)
+        self.convicted = None
         self.load.update(welcome.load)
         # The engine goes on with everything that its cache holds.
         self.prefixes.reset(welcome.load.total_blocks)
@@ -303,6 +312,8 @@ class EngineConnection:
         self._set_state(ConnectionState.DRAINING if welcome.draining else ConnectionState.READY)
         if welcome.draining:
             self._part()
+        elif quarantined := self._owner.quarantined():
+            self.send_heartbeat(quarantined)
 
     def _part(self) -> None:
         """Tell an engine that drains once nothing is left there, which it waits for before it ends: what it has sent

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from services.frontend.engines.counts import DispatchCounts
 from services.frontend.engines.in_flight import InFlight
-from shared.protocol import FinishReason, Welcome
+from shared.protocol import FinishReason, Quarantined, Welcome
 
 if TYPE_CHECKING:
     from services.frontend.engines.connection import EngineConnection
@@ -40,6 +40,14 @@ class ConnectionOwner(Protocol):
 
     def lost(self, connection: "EngineConnection", requests: list[InFlight], died: bool) -> None:
         """The engine has these no longer. `died`: it went without notice."""
+        ...
+
+    def survived(self, connection: "EngineConnection") -> None:
+        """The engine that was lost is there again, the same process as before."""
+        ...
+
+    def quarantined(self) -> list[Quarantined]:
+        """The prompts that every engine should refuse."""
         ...
 
     def returned(self, connection: "EngineConnection", request: InFlight, reason: FinishReason) -> None:

@@ -14,7 +14,8 @@ from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.routing import RoutingPolicy
 from services.frontend.engines.trials import Trials
 from services.frontend.generation import Generation, GenerationError, new_request_id
-from shared.protocol import FinishReason, RequestOutput
+from shared.protocol import FinishReason, Quarantined, RequestOutput, pack_token_ids
+from shared.quarantine import Quarantine, prompt_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Dispatcher:
         max_requests: int,
         max_failovers: int,
         no_engine_timeout: float,
+        quarantine_time: float,
         clock: Callable[[], float],
     ) -> None:
         self.engines: list[EngineConnection] = []  # those that take requests now; the pool replaces the list
@@ -45,6 +47,8 @@ class Dispatcher:
         self._no_engine_timeout = no_engine_timeout
         self._clock = clock
         self._waiting: dict[int, InFlight] = {}
+        self.quarantine = Quarantine(clock)
+        self._quarantine_time = quarantine_time
         self._trials = Trials(max_failovers, on_end=self.place_waiting)
 
     @property
@@ -65,6 +69,8 @@ class Dispatcher:
                 RETRY_WHEN_OVERLOADED,
                 reason="server_limit",
             )
+        if self.quarantine:
+            self._refuse_quarantined(generation)
         request = InFlight(generation)
         if not self._place(request, self.engines):
             raise self._no_engine()
@@ -91,7 +97,10 @@ class Dispatcher:
     def lost(self, connection: EngineConnection, requests: Iterable[InFlight], died: bool) -> None:
         """Move the requests of a lost engine. One whose engines died too often is given up: it may be the cause."""
         if died:
-            for request in self._trials.blame(connection, requests):
+            culprit = self._trials.convict(connection)
+            if culprit is not None:
+                self._put_into_quarantine(culprit, connection)
+            for request in requests if culprit is None else (culprit,):
                 request.losses += 1
         for request in requests:
             request.attempt_ended("lost", "the engine was lost")
@@ -109,6 +118,14 @@ class Dispatcher:
                 self.counts.failovers += 1
                 self.counts.failover_reasons[connection.lost_for] += 1
                 self._place_or_wait(request)
+
+    def survived(self, connection: EngineConnection) -> None:
+        """An engine that was taken for dead is the same process still: nobody has killed it."""
+        fingerprint, connection.convicted = connection.convicted, None
+        if fingerprint is not None:
+            logger.warning("engine %s did not die: the prompt on trial there is refused no longer", connection.address)
+            self.quarantine.set(fingerprint, 0)
+            self._tell_engines([Quarantined(fingerprint, 0)])
 
     def returned(self, connection: EngineConnection, request: InFlight, reason: FinishReason) -> None:
         """Move a request that its engine gave back: each other engine is tried once."""
@@ -204,6 +221,34 @@ class Dispatcher:
         message = "the model was replaced while this answer was being written"
         self._give_up(request, GenerationError(message, 503, RETRY_WHEN_OVERLOADED, reason="failed"))
         return True
+
+    def _put_into_quarantine(self, culprit: InFlight, connection: EngineConnection) -> None:
+        if not self._quarantine_time:
+            return
+        connection.convicted = prompt_fingerprint(pack_token_ids(culprit.generation.prompt_token_ids))
+        self.quarantine.set(connection.convicted, self._quarantine_time)
+        logger.error(
+            "the prompt of request %d (%d tokens, fingerprint %016x) is refused for %g s: engine %s died while it was "
+            "on trial there",
+            culprit.request_id,
+            len(culprit.generation.prompt_token_ids),
+            connection.convicted,
+            self._quarantine_time,
+            connection.address,
+        )
+        self._tell_engines(self.quarantine.entries())
+
+    def _tell_engines(self, quarantined: list[Quarantined]) -> None:
+        for engine in list(self.engines):
+            engine.send_heartbeat(quarantined)
+
+    def _refuse_quarantined(self, generation: Generation) -> None:
+        left = self.quarantine.seconds_left(prompt_fingerprint(pack_token_ids(generation.prompt_token_ids)))
+        if left:
+            # 400, so that no client sends it again by itself.
+            raise GenerationError(
+                f"engines died again and again under this very prompt: it is refused for another {left:.0f} s", 400
+            )
 
     def _give_up(self, request: InFlight, error: GenerationError) -> None:
         request.attempt_ended("given_up", error.message)

@@ -76,6 +76,7 @@ class InProcessEngine:
         self.answers_hello = True
         self.drops_at_hello = True  # or leave it to the frontend to abort what it had here before
         self.added: list[Add] = []
+        self.quarantined: dict[int, float] = {}  # seconds, as a frontend said them last
         self.violations: list[str] = []  # what a frontend must never do
         self.send: Callable[[bytes, bytes], None] = lambda peer, data: None
 
@@ -108,6 +109,8 @@ class InProcessEngine:
         elif isinstance(message, Abort):
             for request_id in message.request_ids:
                 self.peers[identity].requests.pop(request_id, None)
+        elif isinstance(message, Heartbeat):
+            self.quarantined.update((each.fingerprint, each.seconds) for each in message.quarantined)
         elif isinstance(message, Goodbye):
             del self.peers[identity]
 

@@ -5,6 +5,7 @@ What the HTTP side calls. `discovery` names the engines, `connection` speaks to 
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -22,7 +23,7 @@ from services.frontend.engines.zmq_link import ZmqTransport
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.link_keys import read_link_keys
-from shared.protocol import PROTOCOL_VERSION, FinishReason, ModelLimits, Welcome, new_boot_id
+from shared.protocol import PROTOCOL_VERSION, FinishReason, ModelLimits, Quarantined, Welcome, new_boot_id
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class EnginePool:
             settings.max_concurrent_requests,
             settings.max_failovers,
             settings.no_engine_timeout,
+            settings.quarantine_time,
             clock,
         )
         # Addresses that turned out to be another way to an engine that is already connected.
@@ -70,7 +72,9 @@ class EnginePool:
         self._tasks: list[asyncio.Task[None]] = []
         self._place_is_due = False
         self._has_measures = False
+        self._longest_pause = (settings.heartbeat_interval + settings.heartbeat_timeout) / 2
         self._last_tick = clock()
+        self._held_up_at = -math.inf
         self._stopped = False
 
     @property
@@ -185,8 +189,9 @@ class EnginePool:
         """Everything that depends on time alone; called twice a heartbeat interval."""
         now, last = self._clock(), self._last_tick
         self._last_tick = now
-        punctual = now - last < (self._settings.heartbeat_interval + self._settings.heartbeat_timeout) / 2
+        punctual = now - last < self._longest_pause
         if not punctual:
+            self._held_up_at = now
             logger.warning("this process was held up for %.1f s; no engine is judged by that time", now - last)
         for connection in list(self.connections.values()):
             try:
@@ -199,6 +204,14 @@ class EnginePool:
         self._connect_missing()
         self._dispatcher.expire_waiting()
         self._dispatcher.place_waiting()
+
+    @property
+    def _was_held_up(self) -> bool:
+        """Whether this process is, or was until a moment ago, behind with everything."""
+        now = self._clock()
+        return (
+            now - self._last_tick >= self._longest_pause or now - self._held_up_at < self._settings.heartbeat_interval
+        )
 
     def _connect_missing(self) -> None:
         assert self._transport is not None
@@ -260,7 +273,14 @@ class EnginePool:
         self.counts.handshake_failures += 1
 
     def lost(self, connection: EngineConnection, requests: list[InFlight], died: bool) -> None:
-        self._dispatcher.lost(connection, requests, died)
+        # What this process slept through says nothing of its engines.
+        self._dispatcher.lost(connection, requests, died and not self._was_held_up)
+
+    def survived(self, connection: EngineConnection) -> None:
+        self._dispatcher.survived(connection)
+
+    def quarantined(self) -> list[Quarantined]:
+        return self._dispatcher.quarantine.entries()
 
     def returned(self, connection: EngineConnection, request: InFlight, reason: FinishReason) -> None:
         self._dispatcher.returned(connection, request, reason)

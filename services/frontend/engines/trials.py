@@ -5,7 +5,7 @@ that one more loss would end are run one at a time on each engine, until each ha
 engines. If an engine dies meanwhile, the one on trial is to blame, and nobody beside it. `dispatch` asks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from services.frontend.engines.connection import EngineConnection
 from services.frontend.engines.in_flight import InFlight
@@ -51,10 +51,9 @@ class Trials:
                 del self._by_engine[engine]
                 self._on_end()
 
-    def blame(self, engine: EngineConnection, requests: Iterable[InFlight]) -> Iterable[InFlight]:
-        """The engine died under these: who is to answer for it."""
+    def convict(self, engine: EngineConnection) -> InFlight | None:
+        """The engine died: the one that was on trial there is to answer for it. None: nobody was."""
         culprit = self._by_engine.pop(engine, None)
-        if culprit is None:
-            return requests
-        culprit.on_progress = None
-        return (culprit,)
+        if culprit is not None:
+            culprit.on_progress = None
+        return culprit

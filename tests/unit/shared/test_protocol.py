@@ -20,6 +20,7 @@ from shared.protocol import (
     MalformedMessage,
     ModelLimits,
     Outputs,
+    Quarantined,
     RequestOutput,
     TokenLogprobs,
     Welcome,
@@ -62,14 +63,19 @@ TO_ENGINE = {
         ),
     ),
     "9204920102": Abort([1, 2]),
-    "9406c09090": Heartbeat(None),
+    "9506c0909090": Heartbeat(None),
+    "9506c090909192cfffffffffffffffffcb3ff8000000000000": Heartbeat(quarantined=[Quarantined(2**64 - 1, 1.5)]),
     "9207a3627965": Goodbye("bye"),
 }
 # What earlier versions sent, before fields were added.
 FROM_EARLIER_FRONTENDS = {
-    "without structured_output": "9a0307c4080100000002000000dc001103cb3ff0000000000000cb3ff000000000000000cb0000000000"
-    "0000000500c29109cb3ff0000000000000cb0000000000000000cb00000000000000008104cb3ff8000000000000c090c0c0c404030000"
-    "00ffcb4029000000000000cb402b000000000000a473616c7491a430302d78",
+    "without structured_output": (
+        "9a0307c4080100000002000000dc001103cb3ff0000000000000cb3ff000000000000000cb0000000000"
+        "0000000500c29109cb3ff0000000000000cb0000000000000000cb00000000000000008104cb3ff8000000000000c090c0c0c404030000"
+        "00ffcb4029000000000000cb402b000000000000a473616c7491a430302d78",
+        next(message for message in TO_ENGINE.values() if isinstance(message, Add)),
+    ),
+    "without quarantined": ("9406c09090", Heartbeat(None)),
 }
 TO_FRONTEND = {
     "980201c406656e67696e65a56d6f64656ca57072696e7495643291021007960102030405cb401a000000000000c3": Welcome(
@@ -82,7 +88,7 @@ TO_FRONTEND = {
         [1],
         [2],
     ),
-    "9406c09090": Heartbeat(None),
+    "9506c0909090": Heartbeat(None),
     "9207a3627965": Goodbye("bye"),
 }
 
@@ -157,9 +163,8 @@ def test_golden_bytes_to_the_engine(golden: str, message: object) -> None:
     assert decode_to_engine(bytes.fromhex(golden)) == message
 
 
-@pytest.mark.parametrize("golden", FROM_EARLIER_FRONTENDS.values(), ids=FROM_EARLIER_FRONTENDS)
-def test_golden_bytes_of_earlier_frontends(golden: str) -> None:
-    message = next(message for message in TO_ENGINE.values() if isinstance(message, Add))
+@pytest.mark.parametrize(("golden", "message"), FROM_EARLIER_FRONTENDS.values(), ids=FROM_EARLIER_FRONTENDS)
+def test_golden_bytes_of_earlier_frontends(golden: str, message: object) -> None:
     assert decode_to_engine(bytes.fromhex(golden)) == message
 
 

@@ -10,7 +10,8 @@ from engine_harness import EOS, PEER, Result, generate, make_add, make_core, mak
 from services.engine.core import EngineCore, InvariantError
 from services.engine.executor.simulated import SimulatedExecutor
 from services.engine.request import SampledToken, Step
-from shared.protocol import Add, FinishReason
+from shared.protocol import Add, FinishReason, Quarantined, pack_token_ids
+from shared.quarantine import prompt_fingerprint
 from shared.sampling_params import SamplingParams
 
 
@@ -384,3 +385,17 @@ def test_load_tells_how_busy_it_is(model: Path) -> None:
     run_to_end(core)
     load = core.load()
     assert (load.running_requests, load.waiting_requests, load.waiting_tokens, load.free_blocks) == (0, 0, 0, 64)
+
+
+def test_a_prompt_in_quarantine_is_refused_until_its_time_is_over(model: Path) -> None:
+    core = make_core(model)
+    core.set_quarantined([Quarantined(prompt_fingerprint(pack_token_ids([5, 6])), 60.0)])
+    refused = generate(core, [5, 6], max_tokens=3)
+    assert refused.finish_reason is FinishReason.ERROR
+    assert "under this very prompt" in (refused.error or "")
+    # Where it goes on from makes no difference.
+    assert generate(core, [5, 6], output=[7], max_tokens=3).finish_reason is FinishReason.ERROR
+    assert generate(core, [5, 7], max_tokens=3).finish_reason is FinishReason.LENGTH
+    assert core.statistics.refused == {"quarantined": 2}
+    core.set_quarantined([Quarantined(prompt_fingerprint(pack_token_ids([5, 6])), 0.0)])
+    assert generate(core, [5, 6], max_tokens=3).finish_reason is FinishReason.LENGTH

@@ -13,7 +13,8 @@ from services.engine.link import Link
 from services.engine.link_items import FromPeer
 from services.engine.loop import EngineLoop
 from services.engine.mailbox import Inbox
-from shared.protocol import Abort, Heartbeat, Outputs
+from shared.protocol import Abort, FinishReason, Heartbeat, Outputs, Quarantined, pack_token_ids
+from shared.quarantine import prompt_fingerprint
 
 
 @pytest.fixture
@@ -101,3 +102,17 @@ def test_a_frontend_that_says_hello_again_starts_over(engine: tuple[EngineCore, 
             assert time.monotonic() < until
             stored |= set(frontend.receive_a(Heartbeat).stored_block_hashes)
         assert len(stored) >= 2
+
+
+def test_what_one_frontend_puts_into_quarantine_is_refused_to_all(engine: tuple[EngineCore, Link]) -> None:
+    _, link = engine
+    with LinkFrontend(link.port) as one, LinkFrontend(link.port) as two:
+        one.hello()
+        two.hello()
+        one.send(Heartbeat(quarantined=[Quarantined(prompt_fingerprint(pack_token_ids([5, 6])), 60.0)]))
+        one.send(make_add(1, [5, 6], max_tokens=3))
+        assert one.collect([1])[1].finish_reason is FinishReason.ERROR
+        two.send(make_add(1, [5, 6], max_tokens=3))
+        assert two.collect([1])[1].finish_reason is FinishReason.ERROR
+        two.send(make_add(2, [6, 6], max_tokens=3))
+        assert two.collect([2])[2].finish_reason is FinishReason.LENGTH
