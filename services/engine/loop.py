@@ -92,7 +92,7 @@ class EngineLoop:
             self._send(core.step())
             self._on_step(time.monotonic() - began)
         else:
-            if not self._checked:
+            if not self._checked and not core.num_requests:  # one may wait for its grammar
                 core.check_when_idle()
                 self._checked = True
             # Rates fall while nothing happens, and the last aborts may have freed blocks.

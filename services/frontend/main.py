@@ -39,7 +39,7 @@ def run(settings: FrontendSettings) -> int:
         try:
             tracing = start_tracing("frontend")
             models = [load_model(served, settings, executor) for served in served_models(settings)]
-            return serve(create_app(settings, models, tracing), settings)
+            return serve(create_app(settings, models, tracing, check_grammars_at_once=True), settings)
         except (TokenizerLoadError, CannotListen, ValueError) as error:
             # Some libraries' messages have paragraphs.
             print(f"tandem frontend: {' '.join(str(error).split())}", file=sys.stderr)

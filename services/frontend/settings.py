@@ -100,6 +100,15 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger request bodies are refused (413).")
     max_n: int = Field(64, ge=1, description="Choices of one request at most.")
     max_stop: int = Field(16, ge=1, description="Stop strings of one request at most.")
+    max_grammar_bytes: int = Field(
+        128 * 1024, ge=1024, description="Of one schema, regular expression or grammar; larger ones are refused (400)."
+    )
+    grammar_compile_seconds: float = Field(
+        0.5, gt=0, description="CPU time that one grammar may take to compile; those that need more are refused (400)."
+    )
+    structured_output_in_reasoning: bool = Field(
+        False, description="Structured output begins with the first token, the reasoning included, instead of after it."
+    )
     max_concurrent_requests: int = Field(4096, ge=1, description="Requests in flight in this process; beyond it 429.")
     max_requests_per_key: int | None = Field(
         None, ge=1, description="Requests of one API key that this process answers at once; beyond it 429."

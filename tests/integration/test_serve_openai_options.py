@@ -4,6 +4,7 @@ Each test says which options it runs; one test holds the list against the docume
 schema, so that an option cannot be added without being described and run.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -298,12 +299,11 @@ def test_a_timeout(complete: Callable[..., Any]) -> None:
 
 
 @runs(
-    "response_format", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prediction", "verbosity", "modalities",
 )  # fmt: skip
 def test_options_that_change_nothing(complete: Callable[..., Any], chat: Callable[..., Any]) -> None:
     both: dict[str, Any] = {
-        "response_format": {"type": "text"},
         "user": "somebody",
         "metadata": {"a": "b"},
         "store": False,
@@ -319,8 +319,49 @@ def test_options_that_change_nothing(complete: Callable[..., Any], chat: Callabl
         "modalities": ["text"],
     }
     assert content(chat(**both, **own)) == ANSWER
-    with pytest.raises(openai.BadRequestError):
-        complete(response_format={"type": "json_object"})
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "big": {"type": "boolean"}},
+    "required": ["city", "big"],
+    "additionalProperties": False,
+}
+
+
+@runs("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+def test_structured_output(complete: Callable[..., Any], chat: Callable[..., Any]) -> None:
+    assert text(complete(response_format={"type": "text"})) == text(complete())
+    for strict in (True, False, None):
+        schema = {"name": "city", "schema": CITY, "strict": strict}
+        answer = chat(response_format={"type": "json_schema", "json_schema": schema}, max_completion_tokens=60)
+        assert set(json.loads(content(answer))) == {"city", "big"}
+        assert answer.choices[0].finish_reason == "stop"
+    answer = chat(response_format={"type": "json_object"}, max_completion_tokens=200, temperature=0.5, seed=1)
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(content(answer)), dict)
+    assert content(answer).startswith("{")
+    tag = {"begin": "<city>", "schema": CITY, "end": "</city>"}
+    answer = chat(
+        response_format={"type": "structural_tag", "structures": [tag], "triggers": ["<city>"]}, max_completion_tokens=8
+    )
+    assert content(answer)
+    for options in ({"structured_outputs": {"json": CITY}}, {"guided_json": CITY}, {"guided_json": json.dumps(CITY)}):
+        assert set(json.loads(text(complete(max_tokens=60, **options)))) == {"city", "big"}
+    for options in ({"structured_outputs": {"regex": "[A-Z]{3}"}}, {"guided_regex": "[A-Z]{3}"}):
+        assert re.fullmatch("[A-Z]{3}", text(complete(**options)))
+    for options in ({"structured_outputs": {"choice": ["Rome", "Oslo"]}}, {"guided_choice": ["Rome", "Oslo"]}):
+        answer = chat(**options, n=3, temperature=1, logprobs=True, top_logprobs=2)
+        for choice in answer.choices:
+            assert choice.message.content in ("Rome", "Oslo")
+            assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    lark, gbnf = 'start: "x" ("y" | "z")', 'root ::= "x" ("y" | "z")'
+    for options in ({"structured_outputs": {"grammar": gbnf}}, {"guided_grammar": lark}):
+        assert text(complete(**options)) in ("xy", "xz")
+    bad = {"name": "bad", "schema": {"type": "array", "items": {"type": "string", "format": "sonnet"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(response_format={"type": "json_schema", "json_schema": bad})
+    assert refused.value.param == "response_format.json_schema.schema.items.format"
 
 
 def test_the_server_warns_once_of_a_field_that_it_does_not_know(

@@ -107,8 +107,8 @@ class GrammarCompiler:
     def _compile(self, structured: StructuredOutput) -> "LLMatcher":
         from llguidance import LLMatcher
 
-        began = time.monotonic()
         vocabulary, table = self._vocabulary()
+        began = time.monotonic()
         try:
             grammar = llguidance_grammar(structured, vocabulary.special_names)
         except InvalidGrammar as error:

@@ -34,9 +34,15 @@ from shared.version import server_version
 
 
 def create_app(
-    settings: FrontendSettings, served_models: Sequence[LoadedModel], tracing: Tracing | None = None
+    settings: FrontendSettings,
+    served_models: Sequence[LoadedModel],
+    tracing: Tracing | None = None,
+    *,
+    check_grammars_at_once: bool = False,
 ) -> FastAPI:
-    """The app that serves these models; its lifespan starts and stops their engine pools. `tracing` takes the traces.
+    """The app that serves these models; its lifespan starts and stops their engine pools, and with
+    `check_grammars_at_once` a process for grammars, which otherwise starts with the first of them. `tracing` takes
+    the traces.
 
     `app.state.frontend` is its FrontendState. Raises ValueError where the settings contradict themselves.
     """
@@ -47,6 +53,9 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as started:
             started.enter_context(state.metrics.kept_up())
+            started.push_async_callback(state.grammars.close)
+            if check_grammars_at_once:
+                state.grammars.start()
             for model in state.models:
                 await model.engines.start()
                 started.push_async_callback(model.engines.stop)

@@ -11,6 +11,7 @@ from services.frontend.http.schemas.generation import GenerationFields
 from services.frontend.output.processor import OutputOptions
 from services.frontend.tokenizer import Tokenizer
 from shared.sampling_params import MAX_SEED, InvalidSamplingParams, SamplingParams, check_sampling_params
+from shared.structured_output import StructuredOutput
 
 # Of all of them together: each stop string's characters are states of a matcher, each bad word's are tokenized.
 _MAX_STOP_CHARACTERS = 4096
@@ -27,9 +28,10 @@ def sampling_params(
     bad_words: list[list[int]],
     vocab_size: int,
     defaults: SamplingDefaults,
+    structured_output: StructuredOutput | None = None,
 ) -> SamplingParams:
     """The request's sampling parameters; its seed is the first choice's (see `choice_seed`). `bad_words` are token
-    ids (see `bad_word_ids`); `defaults` are the model's. Raises ApiError 400."""
+    ids (see `bad_word_ids`); `defaults` are the model's; `structured_output` has been checked. Raises ApiError 400."""
     if isinstance(request, ChatCompletionRequest):
         if request.top_logprobs and not request.logprobs:
             raise bad_request("top_logprobs needs logprobs set to true", "top_logprobs")
@@ -59,6 +61,7 @@ def sampling_params(
         bad_words_token_ids=bad_words,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        structured_output=structured_output,
     )
     try:
         check_sampling_params(params, vocab_size)

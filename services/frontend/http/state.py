@@ -12,6 +12,7 @@ from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.stream_writer import StreamPump
 from services.frontend.metrics.frontend_metrics import FrontendMetrics
 from services.frontend.settings import FrontendSettings
+from services.frontend.structured import GrammarChecker
 from services.frontend.tracing import current_trace
 
 
@@ -23,6 +24,7 @@ class FrontendState:
         self.models = list(models)
         self.pump = StreamPump()
         self.metrics = FrontendMetrics(self.models, lambda: self.ready)
+        self.grammars = GrammarChecker(settings.max_grammar_bytes, settings.grammar_compile_seconds)
         self.draining = False
         self._by_name: dict[str, LoadedModel] = {}
         self._preparing = 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,10 +20,13 @@ from services.frontend.http.sampling import bad_word_ids, check_counts, sampling
 from services.frontend.http.schemas.chat import ChatCompletionRequest
 from services.frontend.http.schemas.responses import ChatCompletion
 from services.frontend.http.state import frontend_state
+from services.frontend.http.structured_output import asked_structured_output, check_grammar
 from services.frontend.http.tool_use import tool_use
 from services.frontend.http.usage import Usage
 from services.frontend.metrics.request_record import generates
 from services.frontend.prompts.limits import room_for_output, truncate_prompt
+from services.frontend.settings import FrontendSettings
+from shared.structured_output import StructuredOutput
 
 router = APIRouter()
 
@@ -37,7 +41,9 @@ async def create_chat_completion(http_request: Request) -> Response:
     limits = model.limits()
     variables = _template_variables(request)
     tools = tool_use(request, model)
+    asked_structure = asked_structured_output(request)
     with state.preparing():
+        structured = await check_grammar(state.grammars, *asked_structure) if asked_structure else None
         token_ids = await model.prompts.encode_chat(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
@@ -66,6 +72,7 @@ async def create_chat_completion(http_request: Request) -> Response:
         bad_words=bad_words,
         vocab_size=limits.vocab_size,
         defaults=model.defaults,
+        structured_output=structured and _after_reasoning(structured, state.settings, model, token_ids, variables),
     )
     choices = make_choices(
         request,
@@ -86,6 +93,21 @@ async def create_chat_completion(http_request: Request) -> Response:
         whole=chat_answer.whole,
         usage=chat_answer.usage,
     )
+
+
+def _after_reasoning(
+    structured: StructuredOutput,
+    settings: FrontendSettings,
+    model: LoadedModel,
+    prompt_token_ids: list[int],
+    variables: dict[str, Any],
+) -> StructuredOutput:
+    """Where the model reasons first, its grammar begins with the answer."""
+    parser = model.new_reasoning_parser(prompt_token_ids, variables)
+    if parser is None or parser.ahead is None or settings.structured_output_in_reasoning:
+        return structured
+    start, end, opened = parser.ahead
+    return msgspec.structs.replace(structured, reasoning_start=start, reasoning_end=end, reasoning_opened=opened)
 
 
 def _template_variables(request: ChatCompletionRequest) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from services.frontend.http.sampling import bad_word_ids, check_counts, sampling
 from services.frontend.http.schemas.completion import CompletionRequest
 from services.frontend.http.schemas.responses import Completion
 from services.frontend.http.state import frontend_state
+from services.frontend.http.structured_output import asked_structured_output, check_grammar
 from services.frontend.http.usage import Usage
 from services.frontend.metrics.request_record import generates
 from services.frontend.prompts.limits import check_prompt_ids, room_for_output, truncate_prompt
@@ -38,7 +39,9 @@ async def create_completion(http_request: Request) -> Response:
     max_tokens = model.defaults.limited(_DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens)
     if max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise bad_request("max_tokens must be at least 1, unless the prompt is scored (echo)", "max_tokens")
+    asked_structure = asked_structured_output(request)
     with state.preparing():
+        structured = await check_grammar(state.grammars, *asked_structure) if asked_structure else None
         prompts = await _prompts(request, model, limits, max_tokens)
         bad_words = await model.prompts.run(request.num_bytes, lambda: bad_word_ids(request, model.tokenizer))
     sampling = sampling_params(
@@ -47,6 +50,7 @@ async def create_completion(http_request: Request) -> Response:
         bad_words=bad_words,
         vocab_size=limits.vocab_size,
         defaults=model.defaults,
+        structured_output=structured,
     )
     choices = make_choices(
         request,

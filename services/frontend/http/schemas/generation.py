@@ -5,7 +5,7 @@ Ranges that the sampler must hold anyway are checked once, in shared/sampling_pa
 
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http.schemas.fields import (
     Flag,
@@ -16,6 +16,7 @@ from services.frontend.http.schemas.fields import (
     TokenIdList,
     WholeNumber,
 )
+from services.frontend.http.schemas.structured import ResponseFormat, StructuredOutputs
 from shared.sampling_params import MAX_LIST_LENGTH, MAX_LOGPROBS
 
 
@@ -27,22 +28,10 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Flag | None = Field(False, description="The usage so far on every chunk (vLLM).")
 
 
-class ResponseFormat(BaseModel):
-    """Only text so far."""
-
-    model_config = ConfigDict(extra="allow")
-    type: str = Field(json_schema_extra={"const": "text"})
-
-
 class GenerationFields(RequestBody):
     """Shared by /v1/chat/completions and /v1/completions. Unknown fields are accepted and ignored."""
 
     unsupported: ClassVar[dict[str, str]] = {
-        "guided_json": "structured output is not supported yet",
-        "guided_regex": "structured output is not supported yet",
-        "guided_choice": "structured output is not supported yet",
-        "guided_grammar": "structured output is not supported yet",
-        "structured_outputs": "structured output is not supported yet",
         "logits_processors": "logits processors cannot be sent with a request",
         "use_beam_search": "beam search is not supported",
         "prompt_embeds": "prompt embeddings are not supported",
@@ -88,20 +77,18 @@ class GenerationFields(RequestBody):
         None, gt=0, le=86_400, description="Seconds until the request is given up and answered 504."
     )
 
-    response_format: ResponseFormat | None = Field(None, description="Only the type text.")
+    response_format: ResponseFormat | None = Field(None, description="Text by default.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="What the output must look like (vLLM).")
+    guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older name of structured_outputs.json.")
+    guided_regex: str | None = Field(None, min_length=1, description="The older structured_outputs.regex.")
+    guided_choice: list[str] | None = Field(None, min_length=1, description="The older structured_outputs.choice.")
+    guided_grammar: str | None = Field(None, min_length=1, description="The older structured_outputs.grammar.")
     user: Any = Field(None, description="Accepted; changes nothing.")
     metadata: Any = Field(None, description="Accepted; changes nothing.")
     store: Any = Field(None, description="Accepted; changes nothing.")
     service_tier: Any = Field(None, description="Accepted; changes nothing.")
     safety_identifier: Any = Field(None, description="Accepted; changes nothing.")
     prompt_cache_key: Any = Field(None, description="Accepted; changes nothing.")
-
-    @field_validator("response_format")
-    @classmethod
-    def _only_text(cls, value: ResponseFormat | None) -> ResponseFormat | None:
-        if value is not None and value.type != "text":
-            raise ValueError(f"of type {value.type[:64]!r} is not supported yet: only text is")
-        return value
 
     @property
     def include_usage(self) -> bool:

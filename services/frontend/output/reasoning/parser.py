@@ -58,6 +58,14 @@ class ReasoningParser:
         self.reasoning_tokens = 0
 
     @property
+    def ahead(self) -> tuple[str, str, bool] | None:
+        """Of a new parser: the tags of the reasoning that may come before the answer, and whether it has begun. None:
+        the output is all answer."""
+        if self._phase is not Phase.OPENING:
+            return None
+        return self._open_tag, self._close_tag, self._opened
+
+    @property
     def done(self) -> bool:
         """The rest is answer, as it comes, and every token has been counted."""
         return self._phase is Phase.ANSWER and not self._undecided

@@ -1,0 +1,177 @@
+"""Grammars are judged in processes that may be killed: hostile ones are refused, and others go on beside them."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from services.frontend.structured import GrammarChecker, GrammarRefused
+from services.frontend.structured import checker as checker_module
+from shared.structured_output import StructuredOutput
+
+MAX_BYTES = 128 * 1024
+
+
+def run(test: Callable[[GrammarChecker], Awaitable[Any]], cpu_seconds: float = 0.5) -> Any:
+    async def with_checker() -> Any:
+        checker = GrammarChecker(MAX_BYTES, cpu_seconds)
+        try:
+            return await test(checker)
+        finally:
+            await checker.close()
+
+    return asyncio.run(with_checker())
+
+
+def schema(value: Any) -> StructuredOutput:
+    return StructuredOutput(kind="json_schema", value=json.dumps(value))
+
+
+async def refusal(checker: GrammarChecker, structured: StructuredOutput) -> GrammarRefused:
+    with pytest.raises(GrammarRefused) as refused:
+        await checker.check(structured)
+    return refused.value
+
+
+def test_what_can_be_served_is_passed_on() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        tags = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
+        for structured in (
+            schema({"type": "object", "properties": {"a": {"type": "integer"}}}),
+            StructuredOutput(kind="json_object"),
+            StructuredOutput(kind="regex", value=r"^\d+(\.\d+)?/x$"),
+            StructuredOutput(kind="choice", value='["a", "b"]'),
+            StructuredOutput(kind="grammar", value='start: "a"+'),
+            StructuredOutput(kind="structural_tag", value=json.dumps(tags)),
+        ):
+            tagged = StructuredOutput(kind=structured.kind, value=structured.value, reasoning_end="</think>")
+            assert await checker.check(structured) == structured
+            assert await checker.check(tagged) == tagged
+        gbnf = await checker.check(StructuredOutput(kind="grammar", value='root ::= "a" | "b"'))
+        assert gbnf.value.startswith("%llguidance") or "start:" in gbnf.value
+
+    run(check)
+
+
+def test_the_place_of_what_cannot_be_compiled() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        for value, place in (
+            ({"properties": {"a": {"items": {"pattern": "("}}}}, ".properties.a.items"),
+            ({"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}, ".properties.a"),
+            ({"anyOf": [{"type": "string"}, {"type": "strnig"}]}, ".anyOf[1]"),
+            ({"$defs": {"n": {"minimum": 5, "maximum": 1, "type": "integer"}}, "$ref": "#/$defs/n"}, ".$defs.n"),
+            ({"items": {"$ref": "#/$defs/none"}}, ".items"),
+            ({"items": {"uniqueItems": True}}, ".items.uniqueItems"),
+            ({"oneOf": [{"minLength": 1}, {"maxLength": 5}]}, ""),
+        ):
+            assert (await refusal(checker, schema(value))).place == place
+        tags = {"structures": [{"begin": "<a>", "schema": {"not": {}}}], "triggers": ["<a"]}
+        fault = await refusal(checker, StructuredOutput(kind="structural_tag", value=json.dumps(tags)))
+        assert fault.place == ".structures[0].schema.not"
+
+    run(check)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        deep = {"type": "object", "properties": {"a": deep}}
+    return deep
+
+
+HOSTILE = {
+    "deep": schema(nested(400)),
+    "deeper than Python reads": StructuredOutput(kind="json_schema", value='{"items":' * 10_000 + "{}" + "}" * 10_000),
+    "a million bytes": schema({"enum": ["x" * 1_000_000]}),
+    "many properties": schema({"properties": {f"p{i}": {"type": "integer"} for i in range(3000)}}),
+    "a remainder automaton": schema({"type": "integer", "multipleOf": 999_983}),
+    "crossed alternatives": schema(
+        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(10)]} for i in range(8)]}
+    ),
+    "crossed patterns": schema(
+        {"allOf": [{"type": "string", "pattern": f"^.*{c}.*$"} for c in "abcdefghijklmnopqrst"]}
+    ),
+    "a schema within itself": schema({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {}]}}}),
+    "brackets": StructuredOutput(kind="regex", value="(" * 30_000 + ")" * 30_000),
+    "brackets in a grammar": StructuredOutput(kind="grammar", value="start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    "look-around": StructuredOutput(kind="regex", value="(?=a)b"),
+    "a lone surrogate": StructuredOutput(kind="regex", value="\ud800"),
+    "a choice of numbers": StructuredOutput(kind="choice", value="[1]"),
+}
+
+
+def test_hostile_grammars_are_refused_soon_and_harm_no_other() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        await checker.check(schema({}))
+        for name, structured in HOSTILE.items():
+            began = time.monotonic()
+            refused = await refusal(checker, structured)
+            assert refused.status == 400, name
+            assert refused.message, name
+            assert time.monotonic() - began < 10, name  # far under it where the machine is not busy
+        assert await checker.check(schema({"type": "null"}))
+
+    run(check)
+
+
+def test_a_grammar_is_judged_once() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        asked = 0
+        judge = checker._judge
+
+        async def count(structured: StructuredOutput) -> Any:
+            nonlocal asked
+            asked += 1
+            return await judge(structured)
+
+        checker._judge = count  # type: ignore[method-assign]
+        for _ in range(3):
+            await checker.check(schema({"type": "integer"}))
+            await refusal(checker, schema({"type": "integer", "multipleOf": 999_983}))
+            await refusal(checker, schema({"not": {}}))
+        assert asked == 3
+
+    run(check)
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_module, "MAX_WAITING", 2)
+
+    async def check(checker: GrammarChecker) -> None:
+        answers = await asyncio.gather(
+            *(checker.check(schema({"const": number})) for number in range(5)), return_exceptions=True
+        )
+        refused = [answer for answer in answers if isinstance(answer, GrammarRefused)]
+        assert [refusal.status for refusal in refused] == [503] * 3
+        assert sum(isinstance(answer, StructuredOutput) for answer in answers) == 2
+
+    run(check)
+
+
+def test_a_client_that_leaves_leaves_no_process_in_an_odd_state() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        for _ in range(3):
+            task = asyncio.create_task(checker.check(schema({"type": "integer", "multipleOf": 99_991})))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        for number in range(4):
+            assert json.loads((await checker.check(schema({"const": number}))).value) == {"const": number}
+
+    run(check)
+
+
+def test_many_are_judged_side_by_side_and_none_gets_anothers_verdict() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        async def one(number: int) -> None:
+            if number % 3 == 0:
+                assert (await refusal(checker, schema({f"k{number}": 1}))).place == f".k{number}"
+            else:
+                assert json.loads((await checker.check(schema({"const": number}))).value) == {"const": number}
+
+        await asyncio.gather(*map(one, range(40)))
+
+    run(check)
