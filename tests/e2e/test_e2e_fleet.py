@@ -4,6 +4,7 @@ Two frontends and three engines behind a real nginx; then an engine is killed, o
 frontend is replaced, one after another. A seeded greedy answer is the same before, during and after.
 """
 
+import copy
 import socket
 import time
 from collections.abc import Iterator
@@ -196,6 +197,21 @@ def test_ingress_streams_and_keeps_metrics_inside(fleet: Fleet) -> None:
     assert len(arrivals) > 5
     # Buffered, all of it would come at once.
     assert arrivals[-1] - arrivals[0] > 0.1
+
+
+def test_frontend_without_the_links_keys_reaches_no_engine(fleet: Fleet) -> None:
+    owner = copy.deepcopy(fleet.rendered.one("Deployment"))
+    container = owner["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [variable for variable in container["env"] if variable["name"] != "TANDEM_LINK_KEYS"]
+    pod = fleet.cluster.start(owner)
+    mismatches = 'tandem_engine_handshake_failures_total{reason="encryption_mismatch"}'
+    try:
+        for engine in fleet.cluster.of("engine"):
+            wait_for(lambda engine=engine: metric(engine, mismatches) > 0, f"a refusal by {engine.name}")
+        wait_for(lambda: "engines_without_link" in pod.get("http", "/health/ready")[1], "the frontend's health tells")
+        assert not pod.ready
+    finally:
+        fleet.cluster.kill(pod)
 
 
 def test_engine_without_its_model_says_so_and_ends(fleet: Fleet) -> None:
