@@ -20,8 +20,12 @@ DEBIAN = "bookworm"
 TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu/torch/"
 DEBOOTSTRAP_SECONDS = 600
 BUILD_SECONDS = 900
-# As the Dockerfiles do it: pip in a build, and Debian's packages.
-_CHECK = "FROM {base}\nRUN python3 -m venv /x && /x/bin/pip download --quiet --no-deps uv && apt-get update -qq\n"
+# As the Dockerfiles do it: pip, uv and Debian's packages in a build.
+_CHECK = """\
+FROM {base}
+RUN python3 -m venv /x && /x/bin/pip install --quiet uv && apt-get update -qq \\
+ && UV_SYSTEM_CERTS=true /x/bin/uv pip install --quiet --target /y dumb-init
+"""
 
 
 def image_exists(name: str) -> bool:
