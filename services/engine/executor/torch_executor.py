@@ -71,6 +71,11 @@ class TorchExecutor:
             use_kernels=use_kernels,
         )
         self._loaded: LoadedModel | None = loaded
+        threads = torch.get_num_threads()
+        if loaded.brings_threads:
+            # PyTorch's own threads go on spinning for milliseconds after each of its operations, on the cores that the
+            # model's threads need by then.
+            torch.set_num_threads(1)
         num_blocks, max_model_len = size_kv_cache(loaded, settings, max_model_len)
         self._pool = KVPool(
             loaded.model.kv_layers,
@@ -105,7 +110,7 @@ class TorchExecutor:
             num_blocks,
             num_blocks * settings.block_size,
             num_blocks * block_bytes(loaded.model.kv_layers, settings.block_size, loaded.dtype) / 2**30,
-            torch.get_num_threads(),
+            threads,
         )
 
     @property

@@ -7,20 +7,9 @@ from torch import Tensor
 
 from services.engine.model.attention import AttentionOptions
 from services.engine.model.batch import Batch
+from services.engine.model.kernel_structures import AttentionArguments
 from services.engine.model.kernels import DTYPE_SUFFIXES, MAX_HEAD_DIM, MAX_QUERY_GROUP, Kernels
 from services.engine.model.kv_pool import KVPool
-
-
-class _Arguments(ctypes.Structure):
-    """`Attention` in paged_attention.c, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out")),
-        *((name, ctypes.c_void_p) for name in ("query_starts", "context_lens", "block_tables", "tile_starts")),
-        *((name, ctypes.c_int64) for name in ("sequences", "table_width", "block_size")),
-        *((name, ctypes.c_int64) for name in ("q_heads", "kv_heads", "head_dim", "window")),
-        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
-    )
 
 
 def kernel_handles(q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> bool:
@@ -34,7 +23,7 @@ class KernelAttention:
     def __init__(self, pool: KVPool, kernels: Kernels) -> None:
         self._pool = pool
         self._attend = getattr(kernels.long, f"attend_{DTYPE_SUFFIXES[pool.keys[0].dtype]}")
-        self._attend.argtypes = [ctypes.POINTER(_Arguments)]
+        self._attend.argtypes = [ctypes.POINTER(AttentionArguments)]
         self._attend.restype = None
 
     @property
@@ -50,7 +39,7 @@ class KernelAttention:
         sequences, table_width = batch.block_tables.shape
         tile_starts = torch.empty(sequences + 1, dtype=torch.int64)
         self._attend(
-            _Arguments(
+            AttentionArguments(
                 query.data_ptr(),
                 keys.data_ptr(),
                 values.data_ptr(),

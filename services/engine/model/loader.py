@@ -12,6 +12,7 @@ from torch import Tensor
 from services.engine.model.attention import Attention, TorchAttention
 from services.engine.model.batch import Batch
 from services.engine.model.cpu_attention import KernelAttention, kernel_handles
+from services.engine.model.cpu_decoder import CpuDecoder
 from services.engine.model.cpu_decoder_ops import KernelDecoderOps
 from services.engine.model.cuda_attention import VarlenAttention, varlen_handles
 from services.engine.model.decoder import Decoder
@@ -48,12 +49,14 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`make_attention` gives the fastest attention over a pool that handles this model."""
+    """`make_attention` gives the fastest attention over a pool that handles this model. `brings_threads`: the model
+    runs on as many threads of its own as PyTorch had when it was loaded, and PyTorch needs but one."""
 
     model: Model
     dtype: torch.dtype
     device: torch.device
     make_attention: Callable[[KVPool], Attention]
+    brings_threads: bool
 
 
 def load_model(
@@ -73,18 +76,23 @@ def load_model(
     kernels = load_kernels() if use_kernels and torch_device.type == "cpu" else None
     native = native_decoder_config(config)
     if native is not None:
-        ops: DecoderOps = TorchDecoderOps()
-        if kernels is not None and kernel_handles(native.query_heads, native.kv_heads, native.head_dim, torch_dtype):
-            ops = KernelDecoderOps(kernels, torch_dtype)
-        model: Model = Decoder(
-            native,
-            config,
-            Checkpoint(folder),
-            ops,
-            dtype=torch_dtype,
-            device=torch_device,
-            max_model_len=max_model_len,
-        )
+        usable = kernels
+        if not kernel_handles(native.query_heads, native.kv_heads, native.head_dim, torch_dtype):
+            usable = None
+        model: Model
+        if usable is not None and torch_dtype == torch.bfloat16 and not _has_matrix_units():
+            model = CpuDecoder(native, config, Checkpoint(folder), usable, max_model_len=max_model_len)
+        else:
+            ops: DecoderOps = TorchDecoderOps() if usable is None else KernelDecoderOps(usable, torch_dtype)
+            model = Decoder(
+                native,
+                config,
+                Checkpoint(folder),
+                ops,
+                dtype=torch_dtype,
+                device=torch_device,
+                max_model_len=max_model_len,
+            )
         query_heads = native.query_heads
     else:
         from services.engine.model.transformers_model import TransformersModel
@@ -99,7 +107,7 @@ def load_model(
     def make_attention(pool: KVPool) -> Attention:
         return _choose_attention(pool, model.kv_layers, query_heads, kernels, torch_dtype, torch_device)
 
-    return LoadedModel(model, torch_dtype, torch_device, make_attention)
+    return LoadedModel(model, torch_dtype, torch_device, make_attention, isinstance(model, CpuDecoder))
 
 
 def _choose_attention(
@@ -117,6 +125,11 @@ def _choose_attention(
     if device.type == "cuda" and all(varlen_handles(layer.head_dim, dtype, device) for layer in layers):
         return VarlenAttention(pool)
     return TorchAttention(pool)
+
+
+def _has_matrix_units() -> bool:
+    """Whether the processor has AMX, which oneDNN uses and the kernels here do not: prefills are faster there."""
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def _hf_config(folder: Path, trust_remote_code: bool) -> Any:

@@ -26,8 +26,8 @@ MAX_QUERY_GROUP = 64  # query heads of one KV head: MAX_TILE_ROWS in paged_atten
 DTYPE_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder_ops.c", "paged_attention.c")
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno")
+_SOURCES = ("decoder_ops.c", "decoder_step.c", "paged_attention.c", "team.c")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-pthread", "-fPIC", "-fno-math-errno")
 _COMPILE_SECONDS = 120
 
 
@@ -42,7 +42,7 @@ class Kernels:
 
 @cache
 def load_kernels() -> Kernels | None:
-    """The kernels, compiled if need be (about two seconds, once); None where that is not possible."""
+    """The kernels, compiled if need be (a few seconds, once); None where that is not possible."""
     try:
         # An empty value means what none does, as in make.
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]

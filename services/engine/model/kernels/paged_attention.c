@@ -7,7 +7,12 @@
 
 #include <math.h>
 
+#include "paged_attention.h"
 #include "vectors.h"
+
+#ifdef __AVX512BF16__
+#include "attention_dot.h"
+#endif
 
 enum {
     KEYS = 2 * LANES,    // keys of one tile
@@ -15,20 +20,6 @@ enum {
     MAX_TILE_ROWS = 64,  // query rows that share one pass over the keys
     MAX_HEAD_DIM = 256,
 };
-
-typedef struct {
-    const void *query;  // [rows, q_heads, head_dim], rows of all sequences one after another
-    const void *keys;   // [blocks, block_size, kv_heads, head_dim]
-    const void *values;
-    void *out;                    // as query
-    const int32_t *query_starts;  // [sequences + 1], rows
-    const int32_t *context_lens;  // [sequences], the sequence's last row included
-    const int32_t *block_tables;  // [sequences, table_width]
-    int64_t *tile_starts;         // [sequences + 1], scratch
-    int64_t sequences, table_width, block_size, q_heads, kv_heads, head_dim;
-    int64_t window;         // positions that a row sees, itself included; 0: all before it
-    float scale, soft_cap;  // soft_cap 0: none
-} Attention;
 
 typedef struct {
     vfloat query[MAX_TILE_ROWS * MAX_HEAD_DIM / LANES];  // [rows, dim], scaled
@@ -41,6 +32,9 @@ typedef struct {
 } Scratch;
 
 static _Thread_local Scratch thread_scratch;
+#ifdef __AVX512BF16__
+static _Thread_local DotScratch thread_dot_scratch;
+#endif
 
 // Swaps ever larger off-diagonal squares: log2(LANES) passes of two-source shuffles.
 INLINE void transpose(vfloat rows[LANES]) {
@@ -216,28 +210,78 @@ INLINE void attend_tile(const Attention *a, int64_t sequence, int64_t first_quer
     }
 }
 
-INLINE void attend(const Attention *a, int is_bf16) {
-    int64_t group = a->q_heads / a->kv_heads, *tile_starts = a->tile_starts;
-    int64_t tile = MAX_TILE_ROWS / 2 / group > 0 ? MAX_TILE_ROWS / 2 / group : 1;
+#ifdef __AVX512BF16__
+// The same by bf16 dot products.
+static void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_query, int64_t queries,
+                            int64_t kv_head) {
+    DotScratch *s = &thread_dot_scratch;
+    int64_t group = a->q_heads / a->kv_heads, rows = queries * group;
+    int64_t length = a->query_starts[sequence + 1] - a->query_starts[sequence];
+    int64_t first_position = a->context_lens[sequence] - length + first_query;
+    int64_t last_position = first_position + queries - 1;
+    int64_t first_row = (a->query_starts[sequence] + first_query) * a->q_heads + kv_head * group;
+    for (int64_t row = 0; row < rows; row++)
+        begin_dot_row(a, s, row, (first_row + row / group * a->q_heads + row % group) * a->head_dim,
+                      first_position + row / group);
+    const int32_t *block_table = a->block_tables + sequence * a->table_width;
+    int64_t start = a->window > 0 && first_position >= a->window ? first_position - a->window + 1 : 0;
+    int64_t first = start / KEYS * KEYS, tiles[2][KEYS];
+    locate_tile(a, block_table, kv_head, first, tile_length(first, last_position), tiles[0]);
+    for (int turn = 0; first <= last_position; first += KEYS, turn = !turn) {
+        int64_t count = tile_length(first, last_position), next_count = tile_length(first + KEYS, last_position);
+        locate_tile(a, block_table, kv_head, first + KEYS, next_count, tiles[!turn]);
+        prefetch_tile(a, tiles[!turn], next_count, 1);
+        load_dot_tile(a, s, tiles[turn], count);
+        for (int64_t row = 0; row < rows; row += DOT_ROWS) {
+            int64_t some = rows - row < DOT_ROWS ? rows - row : DOT_ROWS;
+            if (s->positions[row + some - 1] >= first) attend_some_dot_rows(a, s, row, first, count, some);
+        }
+    }
+    for (int64_t row = 0; row < rows; row++)
+        end_dot_row(a, s, row, (first_row + row / group * a->q_heads + row % group) * a->head_dim);
+}
+#endif
+
+INLINE int64_t tile_queries(const Attention *a) {
+    int64_t queries = MAX_TILE_ROWS / 2 / (a->q_heads / a->kv_heads);
+    return queries > 0 ? queries : 1;
+}
+
+int64_t attention_items(const Attention *a) {
+    int64_t tile = tile_queries(a), *tile_starts = a->tile_starts;
     tile_starts[0] = 0;
     for (int64_t i = 0; i < a->sequences; i++)
         tile_starts[i + 1] = tile_starts[i] + (a->query_starts[i + 1] - a->query_starts[i] + tile - 1) / tile;
-    int64_t items = tile_starts[a->sequences] * a->kv_heads;
-    // From the end on: the prefills, which are the longest items, lie there.
-#pragma omp parallel for schedule(dynamic, 1) if (items > 1)
-    for (int64_t item = items - 1; item >= 0; item--) {
-        int64_t index = item / a->kv_heads, sequence = 0, above = a->sequences;
-        while (above - sequence > 1) {
-            int64_t middle = (sequence + above) / 2;
-            if (tile_starts[middle] <= index) sequence = middle;
-            else above = middle;
-        }
-        int64_t length = a->query_starts[sequence + 1] - a->query_starts[sequence];
-        int64_t first_query = (index - tile_starts[sequence]) * tile;
-        int64_t queries = length - first_query < tile ? length - first_query : tile;
-        attend_tile(a, sequence, first_query, queries, item % a->kv_heads, &thread_scratch, is_bf16);
-    }
+    return tile_starts[a->sequences] * a->kv_heads;
 }
 
+INLINE void attend_item(const Attention *a, int64_t item, int is_bf16) {
+    int64_t tile = tile_queries(a), *tile_starts = a->tile_starts;
+    int64_t index = item / a->kv_heads, sequence = 0, above = a->sequences;
+    while (above - sequence > 1) {
+        int64_t middle = (sequence + above) / 2;
+        if (tile_starts[middle] <= index) sequence = middle;
+        else above = middle;
+    }
+    int64_t length = a->query_starts[sequence + 1] - a->query_starts[sequence];
+    int64_t first_query = (index - tile_starts[sequence]) * tile;
+    int64_t queries = length - first_query < tile ? length - first_query : tile;
+#ifdef __AVX512BF16__
+    if (is_bf16 && a->head_dim % 32 == 0) {
+        attend_dot_tile(a, sequence, first_query, queries, item % a->kv_heads);
+        return;
+    }
+#endif
+    attend_tile(a, sequence, first_query, queries, item % a->kv_heads, &thread_scratch, is_bf16);
+}
+
+INLINE void attend(const Attention *a, int is_bf16) {
+    int64_t items = attention_items(a);
+    // From the end on: the prefills, which are the longest items, lie there.
+#pragma omp parallel for schedule(dynamic, 1) if (items > 1)
+    for (int64_t item = items - 1; item >= 0; item--) attend_item(a, item, is_bf16);
+}
+
+void attend_item_bf16(const Attention *attention, int64_t item) { attend_item(attention, item, 1); }
 void attend_bf16(const Attention *attention) { attend(attention, 1); }
 void attend_f32(const Attention *attention) { attend(attention, 0); }
