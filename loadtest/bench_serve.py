@@ -192,6 +192,7 @@ def _measure(
         timings.append(of_round)
         batch = [prompts.token_ids(prompts.make(length)) for _ in range(concurrency)]
         yardstick_rates.append(yardstick.tokens_per_second(batch))
+        print(f"  {rate:.0f} and {yardstick_rates[-1]:.0f} tokens/s", file=sys.stderr, flush=True)
     first_tokens = [[timing.first_token for timing in of_round] for of_round in timings]
     gaps = [[gap for timing in of_round for gap in timing.chunk_gaps] for of_round in timings]
     return Cell(

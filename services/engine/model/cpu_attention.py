@@ -37,7 +37,7 @@ class KernelAttention:
             out[batch.num_tokens :] = 0
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         sequences, table_width = batch.block_tables.shape
-        tile_starts = torch.empty(sequences + 1, dtype=torch.int64)
+        item_starts = torch.empty(sequences + 1, dtype=torch.int64)
         self._attend(
             AttentionArguments(
                 query.data_ptr(),
@@ -47,7 +47,7 @@ class KernelAttention:
                 batch.query_starts.data_ptr(),
                 batch.context_lens.data_ptr(),
                 batch.block_tables.data_ptr(),
-                tile_starts.data_ptr(),
+                item_starts.data_ptr(),
                 sequences,
                 table_width,
                 self._pool.block_size,

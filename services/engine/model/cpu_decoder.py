@@ -80,7 +80,7 @@ class CpuDecoder:
         if max(num_rows, selected) > self._rows:
             self._make_scratch(max(num_rows, selected))
         sequences, table_width = batch.block_tables.shape
-        tile_starts = torch.empty(sequences + 1, dtype=torch.int64)
+        item_starts = torch.empty(sequences + 1, dtype=torch.int64)
         step = self._arguments
         step.positions, step.slots, step.rows = batch.positions.data_ptr(), batch.slots.data_ptr(), num_rows
         step.selected, step.num_selected = rows.data_ptr(), selected
@@ -89,7 +89,7 @@ class CpuDecoder:
         paged.query_starts = batch.query_starts.data_ptr()
         paged.context_lens = batch.context_lens.data_ptr()
         paged.block_tables = batch.block_tables.data_ptr()
-        paged.tile_starts = tile_starts.data_ptr()
+        paged.item_starts = item_starts.data_ptr()
         paged.sequences, paged.table_width = sequences, table_width
         self._step(step, self._threads)
         return out

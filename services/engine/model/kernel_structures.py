@@ -9,7 +9,7 @@ _POINTER, _INTEGER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 class AttentionArguments(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("query", "keys", "values", "out")),
-        *((name, _POINTER) for name in ("query_starts", "context_lens", "block_tables", "tile_starts")),
+        *((name, _POINTER) for name in ("query_starts", "context_lens", "block_tables", "item_starts")),
         *((name, _INTEGER) for name in ("sequences", "table_width", "block_size")),
         *((name, _INTEGER) for name in ("q_heads", "kv_heads", "head_dim", "window")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),

@@ -51,9 +51,9 @@ INLINE void transpose_words(__m512i r[16]) {
     memcpy(r, t, sizeof t);
 }
 
-// The tile's keys and values that lie `at` the given elements of the pool; zeros beyond `count`.
-INLINE void load_dot_tile(const Attention *a, DotScratch *s, const int64_t *at, int64_t count) {
-    const uint16_t *keys = a->keys, *values = a->values;
+// The tile's keys and values that lie `at` the given elements of the pool, `offset` further on; zeros beyond `count`.
+INLINE void load_dot_tile(const Attention *a, DotScratch *s, const int64_t *at, int64_t count, int64_t offset) {
+    const uint16_t *keys = (const uint16_t *)a->keys + offset, *values = (const uint16_t *)a->values + offset;
     for (int64_t d = 0; d < a->head_dim; d += 32) {
         for (int64_t part = 0; part < DOT_KEYS; part += 16) {
             __m512i square[16];

@@ -121,8 +121,7 @@ INLINE void norm_rows(const Step *step, const void *residual, const void *weight
         rms_norm_row(residual, row * step->hidden, weight, out, row * step->hidden, step->hidden, step->epsilon, 1);
 }
 
-static void run(void *work, int64_t phase, int64_t item) {
-    Step *step = work;
+static void run_item_of(Step *step, int64_t phase, int64_t item) {
     const Attention *a = &step->attention;
     int64_t index = phase / PHASES;
     phase %= PHASES;
@@ -146,7 +145,7 @@ static void run(void *work, int64_t phase, int64_t item) {
             break;
         case ATTEND:
             // From the end on: the prefills, which are the longest items, lie there.
-            attend_item_bf16(a, a->tile_starts[a->sequences] * a->kv_heads - 1 - item);
+            attend_item_bf16(a, a->item_starts[a->sequences] - 1 - item);
             break;
         case SELECT:
             for (int64_t i = item * ROWS_OF_ITEM; i < item_end(item, rows); i++) {
@@ -166,6 +165,31 @@ static void run(void *work, int64_t phase, int64_t item) {
         case DOWN: linear_item(&layer->down, step->activated, rows, item, add_to_residual, residual); break;
     }
 }
+
+#ifdef PROFILE_PHASES  // compiled so by loadtest/bench_model_step.py alone
+#include <stdatomic.h>
+#include <time.h>
+
+static _Atomic int64_t phase_nanoseconds[PHASES];  // of all threads together
+
+void take_phase_nanoseconds(int64_t out[PHASES]) {
+    for (int phase = 0; phase < PHASES; phase++) out[phase] = atomic_exchange(&phase_nanoseconds[phase], 0);
+}
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000ll + time.tv_nsec;
+}
+
+static void run(void *work, int64_t phase, int64_t item) {
+    int64_t began = now();
+    run_item_of(work, phase, item);
+    atomic_fetch_add(&phase_nanoseconds[phase % PHASES], now() - began);
+}
+#else
+static void run(void *work, int64_t phase, int64_t item) { run_item_of(work, phase, item); }
+#endif
 
 void decoder_step(Step *step, int64_t threads) {
     Program program = {step, (step->num_layers + 1) * PHASES, items, run};

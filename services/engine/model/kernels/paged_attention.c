@@ -17,6 +17,7 @@
 enum {
     KEYS = 2 * LANES,    // keys of one tile
     ROWS = 4,            // query rows whose running values stay in registers
+    MANY_SEQUENCES = 4,
     MAX_TILE_ROWS = 64,  // query rows that share one pass over the keys
     MAX_HEAD_DIM = 256,
 };
@@ -211,34 +212,38 @@ INLINE void attend_tile(const Attention *a, int64_t sequence, int64_t first_quer
 }
 
 #ifdef __AVX512BF16__
-// The same by bf16 dot products.
+// The same by bf16 dot products, for `heads` KV heads from `kv_head` on: a token's heads lie side by side in memory,
+// which is read several times as fast from one end to the other as in pieces.
 static void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_query, int64_t queries,
-                            int64_t kv_head) {
+                            int64_t kv_head, int64_t heads) {
     DotScratch *s = &thread_dot_scratch;
     int64_t group = a->q_heads / a->kv_heads, rows = queries * group;
     int64_t length = a->query_starts[sequence + 1] - a->query_starts[sequence];
     int64_t first_position = a->context_lens[sequence] - length + first_query;
     int64_t last_position = first_position + queries - 1;
     int64_t first_row = (a->query_starts[sequence] + first_query) * a->q_heads + kv_head * group;
-    for (int64_t row = 0; row < rows; row++)
-        begin_dot_row(a, s, row, (first_row + row / group * a->q_heads + row % group) * a->head_dim,
-                      first_position + row / group);
+    for (int64_t row = 0; row < heads * rows; row++) {
+        int64_t head = row / rows * group + row % group, query = row % rows / group;
+        begin_dot_row(a, s, row, (first_row + query * a->q_heads + head) * a->head_dim, first_position + query);
+    }
     const int32_t *block_table = a->block_tables + sequence * a->table_width;
     int64_t start = a->window > 0 && first_position >= a->window ? first_position - a->window + 1 : 0;
-    int64_t first = start / KEYS * KEYS, tiles[2][KEYS];
-    locate_tile(a, block_table, kv_head, first, tile_length(first, last_position), tiles[0]);
-    for (int turn = 0; first <= last_position; first += KEYS, turn = !turn) {
-        int64_t count = tile_length(first, last_position), next_count = tile_length(first + KEYS, last_position);
-        locate_tile(a, block_table, kv_head, first + KEYS, next_count, tiles[!turn]);
-        prefetch_tile(a, tiles[!turn], next_count, 1);
-        load_dot_tile(a, s, tiles[turn], count);
-        for (int64_t row = 0; row < rows; row += DOT_ROWS) {
-            int64_t some = rows - row < DOT_ROWS ? rows - row : DOT_ROWS;
-            if (s->positions[row + some - 1] >= first) attend_some_dot_rows(a, s, row, first, count, some);
+    for (int64_t first = start / KEYS * KEYS; first <= last_position; first += KEYS) {
+        int64_t count = tile_length(first, last_position), at[KEYS];
+        locate_tile(a, block_table, kv_head, first, count, at);
+        for (int64_t h = 0; h < heads; h++) {
+            load_dot_tile(a, s, at, count, h * a->head_dim);
+            for (int64_t row = 0; row < rows; row += DOT_ROWS) {
+                int64_t some = rows - row < DOT_ROWS ? rows - row : DOT_ROWS;
+                if (s->positions[h * rows + row + some - 1] >= first)
+                    attend_some_dot_rows(a, s, h * rows + row, first, count, some);
+            }
         }
     }
-    for (int64_t row = 0; row < rows; row++)
-        end_dot_row(a, s, row, (first_row + row / group * a->q_heads + row % group) * a->head_dim);
+    for (int64_t row = 0; row < heads * rows; row++) {
+        int64_t head = row / rows * group + row % group, query = row % rows / group;
+        end_dot_row(a, s, row, (first_row + query * a->q_heads + head) * a->head_dim);
+    }
 }
 #endif
 
@@ -247,32 +252,44 @@ INLINE int64_t tile_queries(const Attention *a) {
     return queries > 0 ? queries : 1;
 }
 
+// Whether a sequence of `length` rows is one item, or one for each tile and KV head: where decodes are few, the
+// threads share their heads.
+INLINE int is_one_item(const Attention *a, int64_t length) {
+    return length == 1 && a->sequences >= MANY_SEQUENCES && a->q_heads <= MAX_TILE_ROWS;
+}
+
 int64_t attention_items(const Attention *a) {
-    int64_t tile = tile_queries(a), *tile_starts = a->tile_starts;
-    tile_starts[0] = 0;
-    for (int64_t i = 0; i < a->sequences; i++)
-        tile_starts[i + 1] = tile_starts[i] + (a->query_starts[i + 1] - a->query_starts[i] + tile - 1) / tile;
-    return tile_starts[a->sequences] * a->kv_heads;
+    int64_t tile = tile_queries(a);
+    a->item_starts[0] = 0;
+    for (int64_t i = 0; i < a->sequences; i++) {
+        int64_t length = a->query_starts[i + 1] - a->query_starts[i];
+        int64_t items = is_one_item(a, length) ? 1 : (length + tile - 1) / tile * a->kv_heads;
+        a->item_starts[i + 1] = a->item_starts[i] + items;
+    }
+    return a->item_starts[a->sequences];
 }
 
 INLINE void attend_item(const Attention *a, int64_t item, int is_bf16) {
-    int64_t tile = tile_queries(a), *tile_starts = a->tile_starts;
-    int64_t index = item / a->kv_heads, sequence = 0, above = a->sequences;
+    int64_t tile = tile_queries(a), sequence = 0, above = a->sequences;
     while (above - sequence > 1) {
         int64_t middle = (sequence + above) / 2;
-        if (tile_starts[middle] <= index) sequence = middle;
+        if (a->item_starts[middle] <= item) sequence = middle;
         else above = middle;
     }
+    item -= a->item_starts[sequence];
     int64_t length = a->query_starts[sequence + 1] - a->query_starts[sequence];
-    int64_t first_query = (index - tile_starts[sequence]) * tile;
+    int one = is_one_item(a, length);
+    int64_t heads = one ? a->kv_heads : 1, kv_head = one ? 0 : item % a->kv_heads;
+    int64_t first_query = one ? 0 : item / a->kv_heads * tile;
     int64_t queries = length - first_query < tile ? length - first_query : tile;
 #ifdef __AVX512BF16__
     if (is_bf16 && a->head_dim % 32 == 0) {
-        attend_dot_tile(a, sequence, first_query, queries, item % a->kv_heads);
+        attend_dot_tile(a, sequence, first_query, queries, kv_head, heads);
         return;
     }
 #endif
-    attend_tile(a, sequence, first_query, queries, item % a->kv_heads, &thread_scratch, is_bf16);
+    for (int64_t head = kv_head; head < kv_head + heads; head++)
+        attend_tile(a, sequence, first_query, queries, head, &thread_scratch, is_bf16);
 }
 
 INLINE void attend(const Attention *a, int is_bf16) {

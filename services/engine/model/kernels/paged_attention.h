@@ -12,12 +12,12 @@ typedef struct {
     const int32_t *query_starts;  // [sequences + 1], rows
     const int32_t *context_lens;  // [sequences], the sequence's last row included
     const int32_t *block_tables;  // [sequences, table_width]
-    int64_t *tile_starts;         // [sequences + 1], scratch
+    int64_t *item_starts;         // [sequences + 1], scratch
     int64_t sequences, table_width, block_size, q_heads, kv_heads, head_dim;
     int64_t window;         // positions that a row sees, itself included; 0: all before it
     float scale, soft_cap;  // soft_cap 0: none
 } Attention;
 
-// Lays out the tiles; returns how many items there are, to be run in any order by any threads.
+// Lays the items out and returns how many there are, to be run in any order by any threads.
 int64_t attention_items(const Attention *attention);
 void attend_item_bf16(const Attention *attention, int64_t item);
