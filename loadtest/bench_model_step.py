@@ -7,6 +7,8 @@ Decode steps at several batch sizes and context lengths, and a prefill. The floo
 """
 
 import argparse
+import ctypes
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +18,8 @@ from typing import Any
 import torch
 
 from services.engine.executor.torch_executor import TorchExecutor
+from services.engine.model.cpu_threads import usable_threads
+from services.engine.model.kernels import load_kernels
 from services.engine.model.kv_pool import block_bytes
 from services.engine.request import Request, RequestKey, SampledToken, ScheduledRequest, Step
 from services.engine.settings import EngineSettings
@@ -23,6 +27,8 @@ from shared.protocol import TokenLogprobs
 from shared.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
+# As in kernels/decoder_step.c.
+PHASES = ("norm 1", "qkv", "rotate", "attention", "select", "output", "norm 2", "gate and up", "down")
 
 
 class Argmax:
@@ -51,8 +57,9 @@ def median_ms(run: Callable[[], object], repeats: int) -> float:
 
 def read_rate() -> float:
     """Bytes a second that this machine reads from memory, at best."""
-    data = torch.ones(256 * 1024 * 1024, dtype=torch.uint8).view(torch.int64)
-    return data.nbytes / (min(median_ms(data.sum, 3) for _ in range(5)) / 1e3)
+    data = torch.ones(64 * 1024 * 1024)
+    ways: tuple[Callable[[], object], ...] = (data.sum, data.amax, data.view(torch.int64).sum)
+    return data.nbytes / (min(median_ms(way, 3) for way in ways for _ in range(3)) / 1e3)
 
 
 def engine_step(executor: TorchExecutor, rows: int, context: int, new_tokens: int) -> Callable[[], object]:
@@ -83,6 +90,23 @@ def transformers_step(model: Any, rows: int, context: int, new_tokens: int) -> C
     return run
 
 
+def phases_step(run: Callable[[], object], repeats: int) -> str:
+    """One line: where the threads' time goes in the median step, in ms of all threads together."""
+    kernels = load_kernels()
+    assert kernels is not None
+    nanoseconds = (ctypes.c_int64 * len(PHASES))()
+    steps: list[tuple[float, list[int]]] = []
+    for _ in range(repeats):
+        kernels.long.take_phase_nanoseconds(nanoseconds)
+        started = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - started
+        kernels.long.take_phase_nanoseconds(nanoseconds)
+        steps.append((seconds, list(nanoseconds)))
+    _, median = sorted(steps)[repeats // 2]
+    return ", ".join(f"{name} {value / 1e6:.2f}" for name, value in zip(PHASES, median, strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(Path.home() / ".cache/tandem/SmolLM2-135M-Instruct"))
@@ -91,11 +115,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--no-kernels", action="store_true", help="PyTorch's operations instead of the C kernels")
     parser.add_argument("--no-transformers", action="store_true", help="leave transformers' own times out")
+    parser.add_argument("--phases", action="store_true", help="where a step's time goes (bf16 on a CPU alone)")
     arguments = parser.parse_args()
+    if arguments.phases:
+        os.environ["CC"] = f"{os.environ.get('CC', 'cc')} -DPROFILE_PHASES"
 
     settings: dict[str, Any] = {"model": arguments.model, "dtype": arguments.dtype, "threads": arguments.threads}
     settings |= {"device": "cpu", "block_size": BLOCK_SIZE}
+    threads = arguments.threads or usable_threads()
     executor = TorchExecutor(EngineSettings(**settings), sampler=Argmax(), use_kernels=not arguments.no_kernels)
+    own_threads = torch.get_num_threads()
     reference: Any = None
     if not arguments.no_transformers:
         import transformers
@@ -104,23 +133,28 @@ def main() -> None:
         reference = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
 
     loaded = executor.loaded
+    torch.set_num_threads(threads)  # an executor whose model brings its own threads leaves PyTorch but one
     rate = read_rate()
     weights = sum(path.stat().st_size for path in Path(arguments.model).glob("*.safetensors"))
     weights = weights * loaded.dtype.itemsize // 2  # the checkpoints of this benchmark are in 16 bits
     token_bytes = block_bytes(loaded.model.kv_layers, 1, loaded.dtype)
-    print(f"{arguments.dtype}, {torch.get_num_threads()} threads, memory {rate / 1e9:.1f} GB/s, ms a step (median)")
+    print(f"{arguments.dtype}, {threads} threads, memory {rate / 1e9:.1f} GB/s, ms a step (median)")
     print(f"{'':24}{'tandem':>10}{'transformers':>14}{'floor':>8}")
     cases = [("decode", rows, context, 1) for context in (64, 600) for rows in (1, 8, 32)] + [("prefill", 1, 512, 512)]
     with torch.inference_mode():
         for kind, rows, context, new_tokens in cases:
-            ours = median_ms(engine_step(executor, rows, context, new_tokens), arguments.repeats)
+            torch.set_num_threads(own_threads)
+            step = engine_step(executor, rows, context, new_tokens)
+            ours = median_ms(step, arguments.repeats)
+            phases = phases_step(step, arguments.repeats) if arguments.phases else ""
+            torch.set_num_threads(threads)
             theirs = (
                 f"{median_ms(transformers_step(reference, rows, context, new_tokens), arguments.repeats):.1f}"
                 if reference is not None
                 else "-"
             )
             floor = (weights + rows * context * token_bytes) / rate * 1e3
-            print(f"{kind} {rows:>3} x {context:<13}{ours:>13.1f}{theirs:>14}{floor:>8.1f}", flush=True)
+            print(f"{kind} {rows:>3} x {context:<13}{ours:>13.1f}{theirs:>14}{floor:>8.1f}  {phases}", flush=True)
     executor.close()
 
 
