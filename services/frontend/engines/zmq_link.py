@@ -17,8 +17,10 @@ from shared.protocol import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
-# A busy engine must not keep the loop from the others, nor from HTTP.
-MESSAGES_PER_PASS = 64
+# A busy engine must not keep the loop from the others, nor from HTTP: a pass ends after so many messages, each of
+# which may bring one chunk to every stream, or so many seconds.
+MESSAGES_PER_PASS = 16
+PASS_SECONDS = 0.002
 SEND_QUEUE_MESSAGES = 4096
 RECEIVE_QUEUE_MESSAGES = 4096
 RECONNECT_MS = 50

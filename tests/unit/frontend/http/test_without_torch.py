@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import sys
 from importlib.machinery import PathFinder
@@ -23,11 +25,25 @@ assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == tex
 assert "torch" not in sys.modules
 """
 
+BESIDE_AN_ENGINE = """
+import sys
+from pathlib import Path
 
-def test_prompts_without_torch(tokenizer_folder: Path):
+import services.frontend.main
+from services.frontend.tokenizer import Tokenizer
+
+services.frontend.main.leave_torch_out()
+Tokenizer.load(Path(sys.argv[1]))
+assert sys.modules["torch"] is None
+assert not [name for name in sys.modules if name.startswith("torch.")]
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, BESIDE_AN_ENGINE])
+def test_prompts_without_torch(tokenizer_folder: Path, script: str):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tokenizer_folder)],
+        [sys.executable, "-c", script, str(tokenizer_folder)],
         env=environment,
         capture_output=True,
         text=True,

@@ -1,0 +1,106 @@
+"""Runs stream_load.c, which is compiled at its first use: the client of the frontend's benchmarks."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SOURCE = Path(__file__).with_name("stream_load.c")
+
+
+@dataclass(slots=True)
+class StreamLoad:
+    """What the clients saw. Milliseconds; a figure that was not measured is negative."""
+
+    seconds: float
+    answers: int
+    failed: int
+    chunks: int
+    tokens: int
+    reads: int
+    bytes: int
+    cpu_seconds: float
+    first_median_ms: float
+    first_p99_ms: float
+    age_median_ms: float
+    age_p99_ms: float
+
+
+class NoCompiler(RuntimeError):
+    """There is no C compiler on this machine."""
+
+
+@functools.cache
+def stream_load() -> Path:
+    """The compiled program. Raises NoCompiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    if compiler is None:
+        raise NoCompiler("the benchmarks' client is compiled at its first use, and there is no cc: install gcc")
+    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    program = Path(tempfile.gettempdir()) / f"tandem-stream-load-{os.getuid()}" / digest
+    if not program.exists():
+        program.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = program.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, "-O2", "-o", str(temporary), str(_SOURCE)], check=True)
+        temporary.replace(program)
+    return program
+
+
+def http_request(path: str, body: dict[str, Any]) -> bytes:
+    """The whole request for a streamed answer."""
+    content = json.dumps(body | {"stream": True}).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    return head.encode() + b"\r\n\r\n" + content
+
+
+def run_stream_load(
+    port: int,
+    request: bytes,
+    streams: int,
+    *,
+    answers: int | None = None,
+    seconds: float | None = None,
+    words: Sequence[bytes] = (),
+    at_begin: Callable[[], None] = lambda: None,
+    at_end: Callable[[], None] = lambda: None,
+) -> StreamLoad:
+    """Either `answers` in all, or `seconds` of the steady state, at whose ends the functions are called.
+    `words`: see the C file. Raises RuntimeError where an answer failed."""
+    with tempfile.TemporaryDirectory(prefix="tandem-load-") as folder:
+        request_file, words_file = Path(folder) / "request", Path(folder) / "words"
+        request_file.write_bytes(request)
+        words_file.write_bytes(b"\n".join(words))
+        command = [str(stream_load()), "127.0.0.1", str(port), str(request_file), str(streams)]
+        command += ["-n", str(answers)] if answers is not None else ["-t", str(seconds)]
+        command += ["-w", str(words_file)] if words else []
+        if answers is not None:
+            at_begin()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                result = ""
+                for line in process.stdout:
+                    if line == "begin\n":
+                        at_begin()
+                    elif line == "end\n":
+                        at_end()
+                    else:
+                        result = line
+                errors = process.stderr.read()
+            finally:
+                process.kill()
+        if answers is not None:
+            at_end()
+    if process.returncode or not result:
+        raise RuntimeError(f"the streams failed: {errors[:1000] or result}")
+    return StreamLoad(**json.loads(result))
