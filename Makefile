@@ -59,7 +59,7 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.generate_metrics
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m loadtest.bench_serve $(ARGS)
+	$(BIN)/python -m loadtest.bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .schemathesis .import_linter_cache loadtest/results

@@ -105,7 +105,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256, help="Running requests.")
     parser.add_argument("--steps", type=int, default=400, help="Decode steps that are measured.")
     parser.add_argument("--lengths", type=int, nargs="+", default=[100, 1000, 10_000], help="Prompt lengths.")
+    parser.add_argument("--output", type=Path, help="A file for the overheads as JSON.")
     arguments = parser.parse_args()
+    overheads: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = {"vocab_size": 49_152, "max_position_embeddings": 1 << 20, "eos_token_id": 2}
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -113,8 +115,10 @@ def main() -> None:
         print(f"{'tokens':>8}" + "".join(f"{column:>14}" for column in (*COLUMNS, "overhead")))
         for length in arguments.lengths:
             row = measure(folder, arguments.requests, length, arguments.steps)
-            overhead = row[-1] - row[1]
+            overheads[length] = overhead = row[-1] - row[1]
             print(f"{length:>8}" + "".join(f"{value:>14.3f}" for value in (*row, overhead)), flush=True)
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(overheads) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvloop
 
 from services.frontend.engines.connection import EngineConnection
+from services.frontend.engines.connection_state import ConnectionOwner
+from services.frontend.engines.counts import DispatchCounts
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.link import LinkListener
 from services.frontend.generation import Generation
@@ -32,9 +35,11 @@ from services.frontend.tokenizer import Tokenizer
 from services.launcher.smollm2 import ensure_smollm2
 from shared.protocol import (
     PROTOCOL_VERSION,
+    FinishReason,
     Load,
     ModelLimits,
     Outputs,
+    Quarantined,
     RequestOutput,
     Welcome,
     encode,
@@ -45,26 +50,39 @@ from shared.sampling_params import SamplingParams
 ROUNDS = 3
 
 
-class Owner:
+class Owner(ConnectionOwner):
     """Of the one connection, which never fails."""
+
+    def __init__(self) -> None:
+        self._counts = DispatchCounts()
+
+    @property
+    def counts(self) -> DispatchCounts:
+        return self._counts
 
     def refusal(self, connection: EngineConnection, welcome: Welcome) -> str | None:
         return None
 
+    def quarantined(self) -> list[Quarantined]:
+        return []
+
     def state_changed(self, connection: EngineConnection) -> None: ...
 
-    def lost(self, connection: EngineConnection, requests: list[InFlight], died: bool) -> None: ...
+    def handshake_failed(self, connection: EngineConnection) -> None: ...
 
-    def returned(self, connection: EngineConnection, request: InFlight, reason: object) -> None: ...
+    def survived(self, connection: EngineConnection) -> None: ...
 
     def finished(self, request: InFlight) -> None: ...
 
+    def lost(self, connection: EngineConnection, requests: list[InFlight], died: bool) -> None:
+        raise RuntimeError("the bench's engine was lost: its message could not be handled")
+
+    def returned(self, connection: EngineConnection, request: InFlight, reason: FinishReason) -> None:
+        raise RuntimeError(f"the bench's engine gave a request back: {reason}")
+
 
 class Wire:
-    """A link, and what opens it; takes everything and says nothing."""
-
-    def open(self, address: str, identity: bytes, listener: LinkListener) -> "Wire":
-        return self
+    """A link that takes everything and says nothing."""
 
     def send(self, data: bytes) -> bool:
         return True
@@ -72,6 +90,15 @@ class Wire:
     def reset(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Wires:
+    """The transport that opens it."""
+
+    def open(self, address: str, identity: bytes, listener: LinkListener) -> Wire:
+        return Wire()
+
+    async def close(self) -> None: ...
 
 
 class Pool:
@@ -103,7 +130,7 @@ class Body:
 
 async def measure(tokenizer: Tokenizer, streams: int, tokens: int) -> float:
     """CPU microseconds for each token of each stream."""
-    connection = EngineConnection("bench", new_boot_id(), Owner(), Wire(), 1.0, 600.0, time.monotonic)  # type: ignore[arg-type]
+    connection = EngineConnection("bench", new_boot_id(), Owner(), Wires(), 1.0, 600.0, time.monotonic)
     connection.link_up()
     limits = ModelLimits(1 << 20, tokenizer.vocab_size, [2], 16)
     connection.link_received(encode(Welcome(PROTOCOL_VERSION, new_boot_id(), "m", "f", limits, Load())))
@@ -158,13 +185,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--tokens", type=int, default=0, help="of each stream (default: 100,000 of all together)")
+    parser.add_argument("--output", type=Path, help="a file for the costs as JSON")
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer.load(ensure_smollm2())
     result = {
         str(streams): uvloop.run(measure(tokenizer, streams, options.tokens or max(10, 100_000 // streams)))
         for streams in options.streams
     }
-    print(json.dumps({streams: round(cost, 2) for streams, cost in result.items()}))
+    for streams, cost in result.items():
+        print(f"{streams:>5} streams: {cost:.2f} µs a token")
+    if options.output is not None:
+        options.output.write_text(json.dumps(result) + "\n", encoding="utf-8")
     return 0
 
 

@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from types import FrameType
 
@@ -39,6 +40,10 @@ _FAREWELL_SECONDS = 5
 # would lie there in its first, small chunks, in memory that counts as this pod's, and the collector could merge none.
 _UNSENT_BYTES = 64 * 1024
 _SIGN_OF_LIFE_SECONDS = 2.0
+# The objects of one engine's message, a thousand streams' outputs, are no reason to look for cycles: they go at once.
+_COLLECT_AFTER_OBJECTS = 20_000
+# What a thread that makes a prompt may keep the interpreter for while the event loop waits for it.
+_THREAD_SECONDS = 0.001
 
 
 class CannotListen(Exception):
@@ -115,6 +120,8 @@ class Server(uvicorn.Server):
         # What was loaded stays. A full collection would look at all of it, and hold every stream up meanwhile.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER_OBJECTS)
+        sys.setswitchinterval(_THREAD_SECONDS)
         if self.started and self._settings.ready_file is not None:
             self._write_ready_file()
             self._loop.call_later(_SIGN_OF_LIFE_SECONDS, self._give_sign_of_life, self._settings.ready_file)
