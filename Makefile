@@ -16,6 +16,7 @@ FRONTENDS ?=
 ENGINES   ?=
 PORT      ?=
 EXECUTOR  ?=
+TRACE     ?=
 ARGS      ?=
 # What `make test` takes: make test TESTS=tests/unit ARGS=-x
 TESTS     ?= tests
@@ -23,7 +24,8 @@ TESTS     ?= tests
 DISTURBANCES ?= 100
 
 SERVE_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(FRONTENDS),--frontends $(FRONTENDS)) \
-	$(if $(ENGINES),--engines $(ENGINES)) $(if $(PORT),--port $(PORT)) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(ARGS)
+	$(if $(ENGINES),--engines $(ENGINES)) $(if $(PORT),--port $(PORT)) $(if $(EXECUTOR),--executor $(EXECUTOR)) \
+	$(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
 .PHONY: chaos serve test lint format docs bench clean help
 .DELETE_ON_ERROR:

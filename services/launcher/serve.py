@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,9 +45,12 @@ def run(settings: ServeSettings) -> int:
                 tempfile.TemporaryDirectory(prefix="tandem-") as scratch,
                 _link_ports(settings) as link_ports,
                 _probe_ports(settings) as probe_ports,
+                _traces(settings) as tracing_variables,
             ):
                 engines = _engines(settings, link_ports.ports, probe_ports.ports, Path(scratch))
                 frontends = _frontends(settings, engines, http_socket.fileno(), Path(scratch))
+                for child in [*engines, *frontends]:
+                    child.environment |= tracing_variables
                 return asyncio.run(_serve(settings, engines, frontends, http_socket))
     except (PortTaken, ModelFetchError) as error:
         say(str(error))
@@ -75,6 +79,14 @@ def _link_ports(settings: ServeSettings) -> ReservedPorts:
 def _probe_ports(settings: ServeSettings) -> ReservedPorts:
     first = settings.probe_port if "probe_port" in settings.model_fields_set else None
     return ReservedPorts(settings.engines, first, settings.probe_host)
+
+
+def _traces(settings: ServeSettings) -> AbstractContextManager[dict[str, str]]:
+    if settings.trace is None:
+        return nullcontext({})
+    from services.launcher.trace_console import trace_console
+
+    return trace_console()
 
 
 def _engines(settings: ServeSettings, link_ports: list[int], probe_ports: list[int], scratch: Path) -> list[Child]:

@@ -1,7 +1,7 @@
 """The settings of `tandem serve`: those of both services, and how many of each to start."""
 
 import os
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, CliSuppress
@@ -29,6 +29,10 @@ class ServeSettings(FrontendSettings, EngineSettings):
 
     frontends: int = Field(1, ge=1, le=64, description="Frontend processes; they share the port.")
     engines: int = Field(1, ge=1, le=64, description="Engine processes; the CPU's cores are divided among them.")
+
+    trace: Literal["console"] | None = Field(
+        None, description="console: print what each request did, and how long each part of it took, as a tree."
+    )
 
     # The launcher decides these.
     discovery: CliSuppress[str] = "static"  # pyright: ignore[reportIncompatibleVariableOverride]
