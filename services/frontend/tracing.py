@@ -132,6 +132,12 @@ class RequestTrace:
         if self.recording:
             self.error, self.error_status = error, status
 
+    def forget(self) -> None:
+        """The request is over. What records it refers to this trace, and this trace to that: thousands of such cycles a
+        second would be the garbage collector's to find."""
+        self.details.clear()
+        self._spans.clear()
+
     def generation(self, index: int) -> GenerationTrace:
         """For one of the request's choices."""
         return RecordedGeneration(self, index) if self.recording else UNTRACED

@@ -56,6 +56,8 @@ class RequestTracing:
             raise
         finally:
             self._end(trace, scope, start, failure)
+            failure = None  # its traceback refers to this frame
+            trace.forget()
 
     def _begin(self, scope: Scope) -> RequestTrace:
         parent = client_context(scope)
