@@ -207,6 +207,13 @@ def trace_context_of(scope: MutableMapping[str, Any]) -> list[str]:
     return [] if parent is None else parent.as_w3c()
 
 
+def trace_of(scope: MutableMapping[str, Any]) -> tuple[str, bool]:
+    """The trace id of an HTTP request, as `trace_context_of` has it, in hex, and whether the trace is kept."""
+    trace: RequestTrace | None = scope.get(TRACE)
+    context = client_context(scope) if trace is None else trace.context
+    return ("", False) if context is None else (f"{context.trace_id:032x}", context.sampled)
+
+
 def client_context(scope: MutableMapping[str, Any]) -> TraceContext | None:
     """The span of the client's that this request is part of."""
     traceparent = None

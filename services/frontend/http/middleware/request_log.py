@@ -13,8 +13,7 @@ from services.frontend.http.sse import DISCONNECTED
 from services.frontend.metrics.frontend_metrics import FrontendMetrics
 from services.frontend.metrics.request_record import RequestRecord, begin_record
 from services.frontend.metrics.requests import Outcome
-from services.frontend.tracing import trace_context_of
-from shared.tracing import is_sampled, trace_id
+from services.frontend.tracing import trace_of
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("tandem.access")
@@ -59,8 +58,7 @@ class RequestLog:
             self._end(scope, record, status, request_id)
 
     def _end(self, scope: Scope, record: RequestRecord, status: int, request_id: bytes) -> None:
-        trace_context = trace_context_of(scope)
-        trace = trace_id(trace_context)
+        trace, is_sampled = trace_of(scope)
         outcome = Outcome(
             # The route's pattern, since a path is the client's to choose and each would be a series of its own.
             route=getattr(scope.get("route"), "path", "other"),
@@ -68,7 +66,7 @@ class RequestLog:
             seconds=time.perf_counter() - record.started,
             error=_error(scope, record),
             left=_left(scope, status),
-            trace_id=trace if is_sampled(trace_context) else "",
+            trace_id=trace if is_sampled else "",
         )
         self._metrics.ended(outcome, record.generated, record.started)
         level = logging.DEBUG if scope["path"].startswith(_PROBES) and outcome.status < 400 else logging.INFO

@@ -15,7 +15,7 @@ from services.frontend.http.app import create_app
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.middleware import tracing as tracing_middleware
 from services.frontend.settings import FrontendSettings
-from services.frontend.tracing import trace_context_of
+from services.frontend.tracing import trace_context_of, trace_of
 from shared.tracing import FinishedSpan, TraceContext, trace_id
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -281,7 +281,9 @@ def test_texts_are_recorded_only_where_that_is_switched_on(
 def test_what_the_access_log_and_exemplars_ask_for() -> None:
     scope: dict[str, Any] = {"headers": [(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode()), (b"tracestate", b"a=1")]}
     assert trace_context_of(scope) == [f"00-{TRACE}-{SPAN}-01", "a=1"]
+    assert trace_of(scope) == (TRACE, True)
     assert trace_context_of({"headers": []}) == []
+    assert trace_of({"headers": []}) == ("", False)
     twice = {"headers": [(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())] * 2}
     assert trace_context_of(twice) == []
 
