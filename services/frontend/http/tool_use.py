@@ -19,6 +19,10 @@ class ToolUse:
     required: bool
     parallel: bool
 
+    @property
+    def any_strict(self) -> bool:
+        return any(tool.function.strict for tool in self.callable_tools)
+
     def for_template(self) -> list[dict[str, Any]]:
         return [tool.for_template() for tool in self.tools]
 
@@ -53,6 +57,4 @@ def tool_use(request: ChatCompletionRequest, model: LoadedModel) -> ToolUse | No
             f"server with --tool-call-parser and the format that the model writes ({', '.join(TOOL_PARSERS)})",
             "tools",
         )
-    if choice != "auto":
-        raise bad_request("tool_choice must be none or auto: calls cannot be enforced yet", "tool_choice")
     return ToolUse(request.tools, called, choice != "auto", request.parallel_tool_calls is not False)

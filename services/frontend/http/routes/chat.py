@@ -21,11 +21,11 @@ from services.frontend.http.schemas.chat import ChatCompletionRequest
 from services.frontend.http.schemas.responses import ChatCompletion
 from services.frontend.http.state import frontend_state
 from services.frontend.http.structured_output import asked_structured_output, check_grammar
+from services.frontend.http.tool_structure import tool_structure
 from services.frontend.http.tool_use import tool_use
 from services.frontend.http.usage import Usage
 from services.frontend.metrics.request_record import generates
 from services.frontend.prompts.limits import room_for_output, truncate_prompt
-from services.frontend.settings import FrontendSettings
 from shared.structured_output import StructuredOutput
 
 router = APIRouter()
@@ -44,6 +44,9 @@ async def create_chat_completion(http_request: Request) -> Response:
     asked_structure = asked_structured_output(request)
     with state.preparing():
         structured = await check_grammar(state.grammars, *asked_structure) if asked_structure else None
+        if tools is not None:
+            num_bytes = request.num_bytes
+            structured = await tool_structure(tools, model, state.grammars, asked_structure, num_bytes=num_bytes)
         token_ids = await model.prompts.encode_chat(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
@@ -72,7 +75,10 @@ async def create_chat_completion(http_request: Request) -> Response:
         bad_words=bad_words,
         vocab_size=limits.vocab_size,
         defaults=model.defaults,
-        structured_output=structured and _after_reasoning(structured, state.settings, model, token_ids, variables),
+        structured_output=structured and _after_reasoning(structured, model, token_ids, variables)
+        # Calls are looked for in the answer alone.
+        if tools is not None or not state.settings.structured_output_in_reasoning
+        else structured,
     )
     choices = make_choices(
         request,
@@ -97,14 +103,13 @@ async def create_chat_completion(http_request: Request) -> Response:
 
 def _after_reasoning(
     structured: StructuredOutput,
-    settings: FrontendSettings,
     model: LoadedModel,
     prompt_token_ids: list[int],
     variables: dict[str, Any],
 ) -> StructuredOutput:
     """Where the model reasons first, its grammar begins with the answer."""
     parser = model.new_reasoning_parser(prompt_token_ids, variables)
-    if parser is None or parser.ahead is None or settings.structured_output_in_reasoning:
+    if parser is None or parser.ahead is None:
         return structured
     start, end, opened = parser.ahead
     return msgspec.structs.replace(structured, reasoning_start=start, reasoning_end=end, reasoning_opened=opened)

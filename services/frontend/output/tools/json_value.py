@@ -46,6 +46,11 @@ class JsonValue:
         self._open: list[str] = []  # the brackets that will close what is open
         self._is_key = False
 
+    @property
+    def unfinished(self) -> str:
+        """What of `held` is given on where the output ends here: all of it, as the beginning of what it would be."""
+        return self.held
+
     def read(self, text: str, start: int) -> tuple[str, int]:
         """Read on from `start`: what may be given on, and where reading stopped. That is the end of the text, or
         what follows the value, or (`broken`) the character that cannot be there."""

@@ -57,6 +57,11 @@ class Value(Protocol):
     broken: bool
     held: str
 
+    @property
+    def unfinished(self) -> str:
+        """What of `held` is given on where the output ends here."""
+        ...
+
     def read(self, text: str, start: int) -> tuple[str, int]: ...
 
 
@@ -134,6 +139,8 @@ class ToolParser:
             try:
                 yield from self._calls()
             except Broken:
+                if self._ended and self._open:
+                    self._settled = self._at = len(self._text)  # cut off inside of a call: no content comes of it
                 self._broke_off |= self._open
                 self._open = False
                 self._give_content(self._at)
@@ -260,6 +267,8 @@ class ToolParser:
                 return
             if value.broken:
                 raise Broken
+            if self._ended and settle:
+                give(value.unfinished)
             yield from self._more()
 
 

@@ -50,6 +50,11 @@ class PythonValue:
         self._is_key = False
         self._quote = ""
 
+    @property
+    def unfinished(self) -> str:
+        """What of `held` is given on where the output ends here: nothing, since it is not JSON yet."""
+        return ""
+
     def read(self, text: str, start: int) -> tuple[str, int]:
         """Read on from `start`: the JSON that is certain, and where reading stopped. That is the end of the text, or
         what follows the literal, or (`broken`) the character that cannot be there."""

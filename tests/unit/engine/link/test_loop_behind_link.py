@@ -15,6 +15,8 @@ from services.engine.loop import EngineLoop
 from services.engine.mailbox import Inbox
 from shared.protocol import Abort, FinishReason, Heartbeat, Outputs, Quarantined, pack_token_ids
 from shared.quarantine import prompt_fingerprint
+from shared.structured_output import JSON_OBJECT
+from tests.grammar_harness import constrain
 
 
 @pytest.fixture
@@ -116,3 +118,16 @@ def test_what_one_frontend_puts_into_quarantine_is_refused_to_all(engine: tuple[
         assert two.collect([1])[1].finish_reason is FinishReason.ERROR
         two.send(make_add(2, [6, 6], max_tokens=3))
         assert two.collect([2])[2].finish_reason is FinishReason.LENGTH
+
+
+def test_a_grammar_that_is_being_made_is_nothing_left_over(engine: tuple[EngineCore, Link]) -> None:
+    core, link = engine
+    with LinkFrontend(link.port) as frontend:
+        frontend.hello()
+        for number in range(1, 5, 2):
+            frontend.send(make_add(number, [5], max_tokens=3))
+            frontend.collect([number])
+            # The engine has just become idle, and looks whether anything is left.
+            frontend.send(make_add(number + 1, [5], max_tokens=3, structured_output=constrain(JSON_OBJECT)))
+            frontend.collect([number + 1])
+        wait_until(lambda: all_free(core), "everything is free")
