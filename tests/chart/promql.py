@@ -7,7 +7,7 @@ from typing import Any
 import promql_parser
 
 # Grafana's variables, as a release of one pool and model would fill them.
-VARIABLES = {"$__rate_interval": "1m", "$namespace": ".*", "$release": ".*", "$model": ".*", "$pool": ".*"}
+VARIABLES = {"$__rate_interval": "10m", "$namespace": ".*", "$release": ".*", "$model": ".*", "$pool": ".*"}
 
 
 def fill_in(query: str) -> str:

