@@ -2,6 +2,7 @@
 # make bench   measure the speed     make docs   write the generated tables anew     make format  lay out the code
 # make clean   remove what was built, the environment included
 # make chaos   engines and frontends killed, frozen, drained, cut off under load (DISTURBANCES=100)
+# make conformance   JSON Schemas against the model, with SEEDS=10
 # make eval-test   lm-eval itself against the server
 #
 # Python 3.11 or newer with its venv module, git and a C compiler are all that must be there.
@@ -22,12 +23,14 @@ ARGS      ?=
 TESTS     ?= tests
 # What `make chaos` takes.
 DISTURBANCES ?= 100
+# What `make conformance` takes.
+SEEDS ?= 10
 
 SERVE_FLAGS = $(if $(MODEL),--model '$(MODEL)') $(if $(FRONTENDS),--frontends $(FRONTENDS)) \
 	$(if $(ENGINES),--engines $(ENGINES)) $(if $(PORT),--port $(PORT)) $(if $(EXECUTOR),--executor $(EXECUTOR)) \
 	$(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
-.PHONY: chaos serve test lint format docs bench clean help
+.PHONY: chaos conformance serve test lint format docs bench clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +46,9 @@ test: $(VENV)/.installed-dev
 chaos: $(VENV)/.installed-dev
 	TANDEM_CHAOS_DISTURBANCES=$(DISTURBANCES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s --timeout 3600 \
 		tests/integration/test_chaos_disturbances.py $(ARGS)
+
+conformance: $(VENV)/.installed-dev
+	TANDEM_CONFORMANCE_SEEDS=$(SEEDS) $(BIN)/python -m pytest -s tests/integration/test_json_schema_conformance.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from loadtest.server_process import ROOT, ServerProcess, tandem_serve
 from services.frontend.http.schemas.chat import ChatCompletionRequest
@@ -362,6 +363,28 @@ def test_structured_output(complete: Callable[..., Any], chat: Callable[..., Any
     with pytest.raises(openai.BadRequestError) as refused:
         chat(response_format={"type": "json_schema", "json_schema": bad})
     assert refused.value.param == "response_format.json_schema.schema.items.format"
+
+
+class City(BaseModel):
+    name: str = Field(max_length=12)
+    country: Literal["France", "Norway"]
+    districts: list[Annotated[str, Field(max_length=8)]] = Field(max_length=2)
+    mayor: str | None = Field(max_length=8)
+
+
+def test_parse_and_streamed_parse(client: openai.OpenAI) -> None:
+    """The openai client's own helpers, which check what they read."""
+    settings: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 1, "seed": 5, "max_tokens": 150}
+    whole = client.chat.completions.parse(response_format=City, n=2, **settings)
+    for choice in whole.choices:
+        assert choice.finish_reason == "stop"
+        assert isinstance(choice.message.parsed, City)
+    with client.chat.completions.stream(response_format=City, **settings) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "content.delta" in events
+    assert events[-1] == "content.done"
+    assert final.choices[0].message.parsed == whole.choices[0].message.parsed
 
 
 def test_the_server_warns_once_of_a_field_that_it_does_not_know(

@@ -6,6 +6,7 @@ text: whatever takes too long or too much memory here ends this process alone.
 
 import contextlib
 import json
+import os
 import resource
 import signal
 import sys
@@ -20,6 +21,8 @@ from shared.structured_output import GRAMMAR, JSON_SCHEMA, REGEX, STRUCTURAL_TAG
 
 MAX_MEMORY_BYTES = 2 * 1024**3  # of addresses
 MAX_NESTED_BRACKETS = 200
+STEPS_INTO_GRAMMAR = 8
+OPENING_BYTES = b'{["'
 MAX_LOCATED = 200  # subschemas that are compiled one by one to find the one at fault
 
 
@@ -51,12 +54,19 @@ def judge(structured: StructuredOutput) -> Verdict:
 
 
 def _compile(grammar: str) -> str:
-    """Compile, and find the first bytes that may come: some limits show only then. Returns what is wrong."""
+    """Compile, and go a little way into the grammar: some limits show only then. Returns what is wrong."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(_byte_table(), grammar, log_level=0, limits=parser_limits())
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    for _ in range(STEPS_INTO_GRAMMAR):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        if not allowed:
+            break
+        # What opens something has the most ahead of it.
+        matcher.consume_token(next((byte for byte in OPENING_BYTES if byte in allowed), allowed[0]))
     if not matcher.is_error():
         return ""
     return matcher.get_error().strip().split("\n<state>")[0][:500]
@@ -115,6 +125,7 @@ def main() -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)  # streams come first
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to answer
     judge(StructuredOutput(kind=JSON_SCHEMA, value='{"type": "object"}'))  # loads what the first would wait for
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
