@@ -4,6 +4,7 @@ Only rows that ask for something are touched, and of those only the tokens conce
 infinity, so that NaN stays NaN and a broken row is noticed even under a mask.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -117,8 +118,19 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
             f"not {bitmask.dtype} {tuple(bitmask.shape)}"
         )
     masked = (bitmask != -1).any(dim=1).nonzero().squeeze(1)
-    shifts = torch.arange(_BITS, dtype=torch.int32, device=logits.device)
+    table = _byte_additions(logits.device)
     for chunk in masked.split(_MASKED_ROWS_AT_ONCE):
-        banned = ((bitmask[chunk].unsqueeze(2) >> shifts) & 1 == 0).flatten(1)[:, :vocab_size]
-        addition = torch.zeros_like(banned, dtype=torch.float32).masked_fill_(banned, -torch.inf)
-        logits.index_add_(0, chunk, addition)
+        # A byte's eight additions are looked up: several times faster than taking its bits apart.
+        bytes_of_mask = bitmask[chunk].view(torch.uint8).int()
+        addition = torch.nn.functional.embedding(bytes_of_mask, table).flatten(1)[:, :vocab_size]
+        if len(masked) == rows:
+            logits[int(chunk[0]) : int(chunk[-1]) + 1] += addition
+        else:
+            logits.index_add_(0, chunk, addition)
+
+
+@functools.cache
+def _byte_additions(device: torch.device) -> Tensor:
+    """float32 [256, 8]: for each byte of a mask, 0 where its bit is set and minus infinity where it is not."""
+    bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1
+    return torch.zeros(256, 8).masked_fill_(bits == 0, -torch.inf).to(device)
