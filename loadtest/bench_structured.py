@@ -118,7 +118,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    settings = EngineSettings(model=str(ensure_smollm2()), device="cpu", enable_prefix_caching=False)
+    values: dict[str, Any] = {"model": str(ensure_smollm2()), "device": "cpu", "enable_prefix_caching": False}
+    settings = EngineSettings(**values)
     core = EngineCore(TorchExecutor(settings), settings)
     decode_rate(core, arguments.rows, 5, structured())  # reads the vocabulary
 
