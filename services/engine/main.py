@@ -21,7 +21,7 @@ from services.engine.router_socket import LinkBindError
 from services.engine.settings import EngineSettings
 from services.engine.timelines import Timelines
 from shared.link_keys import LinkKeysError, read_link_keys
-from shared.logging import configure_logging
+from shared.logging import adopt_libraries, configure_logging
 from shared.model_source import ModelSourceError
 from shared.protocol import new_boot_id
 from shared.tracing import Tracing, TracingConfigError, start_tracing
@@ -89,6 +89,7 @@ class _Engine:
             settings.ready_file.unlink(missing_ok=True)  # an earlier run's would deceive
         try:
             executor = _load(settings)
+            adopt_libraries()
             try:
                 return self._serve(executor, probes.port)
             finally:

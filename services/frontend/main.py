@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import resource
-import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ from services.frontend.output.tools import TOOL_PARSERS, find_tool_parser
 from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
 from services.frontend.settings import FrontendSettings, ServedModel
 from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
+from shared.logging import adopt_libraries, configure_logging
 from shared.protocol import Welcome
 from shared.tracing import Tracing, start_tracing
 
@@ -28,10 +28,7 @@ _MAX_PROMPT_THREADS = 4
 
 def run(settings: FrontendSettings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after an orderly end, 1 where it cannot start."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Their chatter at `info` is about themselves.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure_logging(settings.log_level, "frontend")
     raise_open_files_limit()
     leave_torch_out()
     threads = min(_MAX_PROMPT_THREADS, os.cpu_count() or 1)
@@ -40,10 +37,11 @@ def run(settings: FrontendSettings) -> int:
         try:
             tracing = start_tracing("frontend")
             models = [load_model(served, settings, executor) for served in served_models(settings)]
+            adopt_libraries()
             return serve(create_app(settings, models, tracing, check_grammars_at_once=True), settings)
         except (TokenizerLoadError, CannotListen, ValueError) as error:
             # Some libraries' messages have paragraphs.
-            print(f"tandem frontend: {' '.join(str(error).split())}", file=sys.stderr)
+            logger.critical("%s", " ".join(str(error).split()))
             return 1
         finally:
             if tracing is not None:
