@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import resource
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
