@@ -212,8 +212,17 @@ INLINE void attend_tile(const Attention *a, int64_t sequence, int64_t first_quer
 }
 
 #ifdef __AVX512BF16__
-// The same by bf16 dot products, for `heads` KV heads from `kv_head` on: a token's heads lie side by side in memory,
-// which is read several times as fast from one end to the other as in pieces.
+// Fetches a tile into the cache from one end to the other, which the processor runs ahead of by itself. Head by head,
+// it would see pieces with gaps, and wait for most of them.
+INLINE void read_tile(const Attention *a, const int64_t *at, int64_t count, int64_t heads) {
+    const void *pools[2] = {a->keys, a->values};
+    for (int pool = 0; pool < 2; pool++)
+        for (int64_t j = 0; j < count; j++)
+            for (int64_t i = 0; i < heads * a->head_dim; i += 32)
+                (void)*((const volatile uint16_t *)pools[pool] + at[j] + i);
+}
+
+// The same by bf16 dot products, for `heads` KV heads from `kv_head` on.
 static void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_query, int64_t queries,
                             int64_t kv_head, int64_t heads) {
     DotScratch *s = &thread_dot_scratch;
@@ -231,6 +240,7 @@ static void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_
     for (int64_t first = start / KEYS * KEYS; first <= last_position; first += KEYS) {
         int64_t count = tile_length(first, last_position), at[KEYS];
         locate_tile(a, block_table, kv_head, first, count, at);
+        if (heads > 1) read_tile(a, at, count, heads);
         for (int64_t h = 0; h < heads; h++) {
             load_dot_tile(a, s, at, count, h * a->head_dim);
             for (int64_t row = 0; row < rows; row += DOT_ROWS) {
@@ -252,8 +262,8 @@ INLINE int64_t tile_queries(const Attention *a) {
     return queries > 0 ? queries : 1;
 }
 
-// Whether a sequence of `length` rows is one item, or one for each tile and KV head: where decodes are few, the
-// threads share their heads.
+// Whether a sequence of `length` rows is one item, or one for each tile and KV head. A token's heads lie side by side,
+// so one item reads memory faster; where decodes are few, the threads share their heads.
 INLINE int is_one_item(const Attention *a, int64_t length) {
     return length == 1 && a->sequences >= MANY_SEQUENCES && a->q_heads <= MAX_TILE_ROWS;
 }
