@@ -143,7 +143,7 @@ async def measure(tokenizer: Tokenizer, streams: int, tokens: int) -> float:
         sink = OutputProcessor(tokenizer, OutputOptions(), collector, 0)
         generation = Generation("m", [1, 2, 3], SamplingParams(max_tokens=1 << 20), sink)
         choices = Choices(pool, [generation], collector)
-        choices.submit()
+        await choices.submit()
         chunks = ChatChunks(
             ChatAnswer(
                 AnswerHead("chatcmpl", "chat.completion.chunk", "m"),

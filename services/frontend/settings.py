@@ -98,7 +98,8 @@ class FrontendSettings(ModelSettings, ServiceSettings):
         default_factory=list, description="CORS origins; none: CORS is off."
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Larger request bodies are refused (413).")
-    max_n: int = Field(64, ge=1, description="Choices of one request at most.")
+    max_n: int = Field(64, ge=1, description="Choices of one prompt at most.")
+    max_choices: int = Field(256, ge=1, description="Choices of one request at most: its prompts times n.")
     max_stop: int = Field(16, ge=1, description="Stop strings of one request at most.")
     max_grammar_bytes: int = Field(
         128 * 1024, ge=1024, description="Of one schema, regular expression or grammar; larger ones are refused (400)."
@@ -109,9 +110,17 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     structured_output_in_reasoning: bool = Field(
         False, description="Structured output begins with the first token, the reasoning included, instead of after it."
     )
-    max_concurrent_requests: int = Field(4096, ge=1, description="Requests in flight in this process; beyond it 429.")
+    max_concurrent_requests: int = Field(
+        4096,
+        ge=1,
+        description="Requests in flight in one frontend process, each choice counted; beyond it 429. Every worker of "
+        "every pod has as many.",
+    )
     max_requests_per_key: int | None = Field(
-        None, ge=1, description="Requests of one API key that this process answers at once; beyond it 429."
+        None,
+        ge=1,
+        description="Requests of one API key that one frontend process answers at once; beyond it 429. Every worker of "
+        "every pod counts for itself.",
     )
     request_timeout: float | None = Field(
         None,

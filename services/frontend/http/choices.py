@@ -18,6 +18,10 @@ _GIVEN_UP = {
 }
 
 
+# For so long at a time a request's choices keep the event loop from everything else.
+PART_SECONDS = 0.002
+
+
 class Submits(Protocol):
     """What is needed of an engine pool here."""
 
@@ -48,9 +52,11 @@ class Choices:
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self) -> None:
-        """Send all of them to the engines, or none. Raises GenerationError."""
+    async def submit(self) -> None:
+        """Send all of them to the engines, or none. Many are sent in parts, so that other requests need not wait.
+        Raises GenerationError."""
         now = time.time()
+        part_began = time.perf_counter()
         try:
             for generation in self._generations:
                 generation.arrival_time = now
@@ -58,6 +64,9 @@ class Choices:
                     generation.deadline = now + self._timeout
                 self._pool.submit(generation)
                 self._submitted += 1
+                if time.perf_counter() - part_began > PART_SECONDS:
+                    await asyncio.sleep(0)
+                    part_began = time.perf_counter()
         except BaseException:
             self.close()
             raise

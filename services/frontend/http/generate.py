@@ -80,11 +80,11 @@ def make_choices(
 
 
 def check_number_of_choices(num_prompts: int, n: int, limit: int) -> None:
-    """Raise ApiError 400 where one request alone would be more than the server takes at once."""
+    """Raise ApiError 400 where one request has more choices than this server takes in one."""
     if num_prompts * n > limit:
         raise bad_request(
-            f"{num_prompts} prompts with n {n} are {num_prompts * n} choices, but this server takes {limit} at once: "
-            "send fewer prompts in one request",
+            f"{num_prompts} prompts with n {n} are {num_prompts * n} choices, but this server takes {limit} in one "
+            "request: send fewer prompts in each",
             "prompt",
         )
 
@@ -107,7 +107,7 @@ async def answer(
     if chunks is not None:
         return EventStream(state, choices, chunks() if record is None else record.chunks(chunks()))
     try:
-        state.begin(choices)
+        await state.begin(choices)
         deltas = await while_connected(http_request.receive, choices.next())
     finally:
         state.end(choices)

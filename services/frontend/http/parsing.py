@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from services.frontend.http.errors import ApiError, bad_request
+from services.frontend.http.json_size import check_json_size
 from services.frontend.http.schemas.fields import RequestBody
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,9 @@ async def parse_body(request: Request, model: type[Body]) -> Body:
     if content_type != "application/json":
         raise ApiError(415, "the body must be JSON, with the header Content-Type: application/json")
     # Not request.body(), which would keep the bytes as long as the answer streams.
-    return parse_json(b"".join([chunk async for chunk in request.stream()]), model)
+    body = b"".join([chunk async for chunk in request.stream()])
+    await check_json_size(body)
+    return parse_json(body, model)
 
 
 def parse_json(body: bytes, model: type[Body]) -> Body:

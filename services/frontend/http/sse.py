@@ -50,7 +50,7 @@ class EventStream(Response):
         streams = self._state.metrics.streams_in_flight
         streams.inc()
         try:
-            self._state.begin(self._choices)
+            await self._state.begin(self._choices)
             await while_connected(receive, self._run(scope, receive, send))
         except GenerationError as error:
             await api_error(error).response()(scope, receive, send)

@@ -66,10 +66,10 @@ class FrontendState:
         finally:
             self._preparing -= 1
 
-    def begin(self, choices: Choices) -> None:
-        """Submit a request's generations. Raises GenerationError."""
-        choices.submit()
+    async def begin(self, choices: Choices) -> None:
+        """Submit a request's generations. Raises GenerationError; `end` must be called all the same."""
         self._running.add(choices)
+        await choices.submit()
 
     def end(self, choices: Choices) -> None:
         """The request is over, however it ended."""

@@ -37,7 +37,7 @@ async def create_chat_completion(http_request: Request) -> Response:
     state = frontend_state(http_request)
     request = await parse_body(http_request, ChatCompletionRequest)
     name, model = state.model(request.model)
-    check_counts(request, max_n=state.settings.max_n, max_stop=state.settings.max_stop)
+    check_counts(request, max_n=min(state.settings.max_n, state.settings.max_choices), max_stop=state.settings.max_stop)
     limits = model.limits()
     variables = _template_variables(request)
     tools = tool_use(request, model)

@@ -1,5 +1,7 @@
 """POST /v1/completions."""
 
+import asyncio
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,7 +36,8 @@ async def create_completion(http_request: Request) -> Response:
     request = await parse_body(http_request, CompletionRequest)
     name, model = state.model(request.model)
     check_counts(request, max_n=state.settings.max_n, max_stop=state.settings.max_stop)
-    check_number_of_choices(len(request.prompt), request.n or 1, state.settings.max_concurrent_requests)
+    most = min(state.settings.max_choices, state.settings.max_concurrent_requests)
+    check_number_of_choices(len(request.prompt), request.n or 1, most)
     limits = model.limits()
     max_tokens = model.defaults.limited(_DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens)
     if max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
@@ -86,6 +89,9 @@ async def _prompts(
         )
     prompts: list[EchoedPrompt] = []
     for number, prompt in enumerate(request.prompt):
+        if number:
+            # Thousands of ids each are looked at, and others have requests too.
+            await asyncio.sleep(0)
         if isinstance(prompt, str):
             assert encoded is not None
             token_ids = encoded[number]

@@ -1,10 +1,11 @@
-"""A request's end by an error meets ends of its choices that nobody has read yet."""
+"""All choices of a request: sent in parts, all or none; an error meets ends of choices that nobody has read yet."""
 
 import asyncio
 
 import pytest
 
 from services.frontend.generation import Generation, GenerationError
+from services.frontend.http import choices as choices_module
 from services.frontend.http.choices import Choices
 from services.frontend.http.whole_collector import WholeCollector
 from services.frontend.output.collector import Collector, Delta
@@ -13,9 +14,18 @@ from shared.sampling_params import SamplingParams
 
 
 class Pool:
-    def submit(self, generation: Generation) -> None: ...
+    def __init__(self, refuse_after: int | None = None) -> None:
+        self.submitted: list[int] = []
+        self.aborted: list[int] = []
+        self._refuse_after = refuse_after
 
-    def abort(self, request_id: int) -> None: ...
+    def submit(self, generation: Generation) -> None:
+        if len(self.submitted) == self._refuse_after:
+            raise GenerationError("full", 429)
+        self.submitted.append(generation.request_id)
+
+    def abort(self, request_id: int) -> None:
+        self.aborted.append(request_id)
 
 
 class Sink:
@@ -25,9 +35,11 @@ class Sink:
     def fail(self, error: GenerationError) -> None: ...
 
 
-def choices_of(collector: Collector, num_choices: int, timeout: float | None = None) -> Choices:
+def choices_of(
+    collector: Collector, num_choices: int, timeout: float | None = None, pool: Pool | None = None
+) -> Choices:
     generations = [Generation("model", [1], SamplingParams(), Sink()) for _ in range(num_choices)]
-    return Choices(Pool(), generations, collector, timeout)
+    return Choices(pool or Pool(), generations, collector, timeout)
 
 
 @pytest.mark.parametrize("make", [Collector, WholeCollector])
@@ -36,7 +48,7 @@ def test_both_sides_notice_the_deadline_at_once(make: type[Collector], order: st
     async def main() -> None:
         collector = make(1)
         choices = choices_of(collector, 1, timeout=5)
-        choices.submit()
+        await choices.submit()
         ends = [
             lambda: collector.put(0, Delta("text", token_ids=[1], finish_reason=FinishReason.ABORT)),
             lambda: choices.fail(GenerationError("too late", 504)),
@@ -77,5 +89,56 @@ def test_an_error_after_the_last_end_changes_nothing(make: type[Collector]) -> N
         assert [delta.content for _, delta in await choices.next()] == ["whole"]
         assert choices.error is None
         assert choices.done
+
+    asyncio.run(main())
+
+
+def test_many_choices_are_sent_in_parts_between_which_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices_module, "PART_SECONDS", 0.0)
+
+    async def main() -> None:
+        pool = Pool()
+        seen: list[int] = []
+
+        async def other() -> None:
+            while len(pool.submitted) < 50:
+                seen.append(len(pool.submitted))
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await choices_of(Collector(50), 50, pool=pool).submit()
+        await task
+        assert seen == list(range(1, 50))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("part", [0.0, 1.0])
+def test_all_are_sent_or_none(monkeypatch: pytest.MonkeyPatch, part: float) -> None:
+    monkeypatch.setattr(choices_module, "PART_SECONDS", part)
+
+    async def main() -> None:
+        pool = Pool(refuse_after=3)
+        with pytest.raises(GenerationError):
+            await choices_of(Collector(5), 5, pool=pool).submit()
+        assert len(pool.submitted) == 3
+        assert pool.aborted == pool.submitted
+
+    asyncio.run(main())
+
+
+def test_one_that_is_given_up_while_it_is_sent_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices_module, "PART_SECONDS", 0.0)
+
+    async def main() -> None:
+        pool = Pool()
+        task = asyncio.create_task(choices_of(Collector(50), 50, pool=pool).submit())
+        while len(pool.submitted) < 10:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert 10 <= len(pool.submitted) < 50
+        assert pool.aborted == pool.submitted
 
     asyncio.run(main())

@@ -8,6 +8,7 @@ from echo_app import MAX_MODEL_LEN, Call, EchoPool
 from services.frontend.http import parsing
 from services.frontend.http.app import create_app
 from services.frontend.http.schemas.responses import ErrorResponse
+from services.frontend.settings import FrontendSettings
 from shared.sampling_params import MAX_LIST_LENGTH
 
 USER = {"role": "user", "content": "hi"}
@@ -344,3 +345,13 @@ def test_a_text_far_over_the_context_is_not_tokenized_whole(call, pool: EchoPool
     assert lengths == [16 * MAX_MODEL_LEN]
     # Where only its end is kept, all of it counts.
     assert call.post(path, body | {"truncate_prompt_tokens": 10, "max_tokens": 2}).status_code == 200
+
+
+def test_more_choices_than_the_server_takes_in_one_request(make_model, pool: EchoPool):
+    call = Call(create_app(FrontendSettings(model="echo", max_choices=6), [make_model()]))
+    response = call.complete(prompt=["a", "b"], n=4)
+    assert response.status_code == 400
+    assert "2 prompts with n 4 are 8 choices" in response.json()["error"]["message"]
+    assert pool.submitted == []
+    assert call.complete(prompt=["a", "b"], n=3).status_code == 200
+    assert call.chat(n=7).status_code == 400
