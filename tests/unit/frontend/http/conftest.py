@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from echo_app import Call, EchoPool, LiveServer, write_byte_tokenizer
+from echo_app import OPEN_CALLS, Call, EchoPool, LiveServer, write_byte_tokenizer
 from fastapi import FastAPI
 
 from services.frontend.http.app import create_app
@@ -61,6 +61,15 @@ def make_model(tokenizer: Tokenizer, pool: EchoPool, executor: ThreadPoolExecuto
 @pytest.fixture
 def app(settings: FrontendSettings, make_model: Callable[..., LoadedModel]) -> FastAPI:
     return create_app(settings, [make_model()])
+
+
+@pytest.fixture(autouse=True)
+def _calls_end() -> Iterator[None]:
+    earlier = list(OPEN_CALLS)
+    yield
+    for call in list(OPEN_CALLS):
+        if call not in earlier:
+            call.close()
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import uvicorn
@@ -164,14 +165,33 @@ class EchoPool:
         return TokenLogprobs(token_id, -0.25, 1, ids, [-0.25 - 0.5 * rank for rank in range(len(ids))])
 
 
+Result = TypeVar("Result")
+
+OPEN_CALLS: list["Call"] = []
+
+
 class Call:
-    """Runs one request against an app, on a loop of its own."""
+    """Runs one request after the other against an app, all on one loop: what the app keeps may belong to it."""
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
+        self._runner: asyncio.Runner | None = None
+        OPEN_CALLS.append(self)
 
     def __call__(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        return asyncio.run(self.send(method, path, **arguments))
+        return self.run(self.send(method, path, **arguments))
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+    def close(self) -> None:
+        """End the processes that the app may have started, and the loop."""
+        OPEN_CALLS.remove(self)
+        if self._runner is not None:
+            self.run(self.app.state.frontend.grammars.close())
+            self._runner.close()
 
     def post(self, path: str, body: Any = None, **arguments: Any) -> httpx.Response:
         return self("POST", path, json=body, **arguments)

@@ -60,11 +60,13 @@ def pool(tokenizer: Tokenizer) -> EchoPool:
 def call(tokenizer: Tokenizer, pool: EchoPool, tokenizer_folder: Path):
     with ThreadPoolExecutor(1) as executor:
         model = LoadedModel(["echo"], "echo", tokenizer, ChatTemplate(tokenizer.hf), pool, executor, "qwen3")
-        yield Call(create_app(FrontendSettings(model="echo"), [model]))
+        call = Call(create_app(FrontendSettings(model="echo"), [model]))
+        yield call
+        call.close()
 
 
 def check(call: Call, pool: EchoPool, path: str, body: bytes) -> None:
-    response = asyncio.run(
+    response = call.run(
         asyncio.wait_for(call.send("POST", path, content=body, headers={"content-type": "application/json"}), 20)
     )
     assert response.status_code in (200, 400, 404), response.text
