@@ -95,7 +95,14 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         scheduler = self.scheduler
-        return bool(scheduler.running or scheduler.waiting or self._outputs or self.pending_grammars.any_ready)
+        pending = self.pending_grammars
+        return bool(
+            scheduler.running
+            or scheduler.waiting
+            or self._outputs
+            or pending.any_ready
+            or (pending and self._deadlines.any_due(self._clock()))
+        )
 
     def add(self, peer: bytes, add: Add) -> None:
         """Take a request of a frontend. Whatever is wrong with it comes back as that request's output."""

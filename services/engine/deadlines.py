@@ -27,6 +27,10 @@ class Deadlines:
             heapq.heapify(self._heap)
             self._compact_at = max(64, 2 * len(self._heap))
 
+    def any_due(self, now: float) -> bool:
+        """Whether `take_due` might give any. `now` in Unix seconds."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
     def take_due(self, now: float) -> list[Request]:
         """Unfinished requests whose time is over, each once. `now` in Unix seconds."""
         due: list[Request] = []

@@ -158,7 +158,11 @@ class _Engine:
         )
         if settings.ready_file is not None:
             _write_ready_file(settings.ready_file, {"link_port": link.port, "probe_port": probe_port})
-        return self._watch(loop, link)
+        try:
+            return self._watch(loop, link)
+        finally:
+            # The process would wait for all that are still to be compiled before it ends.
+            core.pending_grammars.close()
 
     def _watch(self, loop: EngineLoop, link: Link) -> int:
         """Wait for a signal or for the end of a thread, and take everything down in order."""

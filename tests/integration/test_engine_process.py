@@ -15,6 +15,7 @@ import pytest
 from engine_harness import EOS, LinkFrontend, make_add, wait_until, write_model
 
 from shared.protocol import FinishReason, Goodbye, Outputs
+from shared.structured_output import StructuredOutput
 
 RUN = """
 import sys
@@ -222,6 +223,24 @@ def test_a_failing_step_ends_the_process(start: Callable[..., EngineProcess]) ->
         assert engine.exit_code() == 1
     assert "The engine's loop failed; the engine ends" in engine.messages()
     assert "ZeroDivisionError" in engine.log.read_text()
+
+
+def test_grammars_to_be_made_cannot_hold_up_the_end(start: Callable[..., EngineProcess]) -> None:
+    patch = (
+        "import time\n"
+        "from services.engine.executor.simulated import SimulatedExecutor\n"
+        "from services.engine.grammars import GrammarCompiler\n"
+        "SimulatedExecutor.execute = lambda *_: 1 / 0\n"
+        "GrammarCompiler._compile = lambda *_: time.sleep(2)\n"
+    )
+    engine = start(patch=patch).wait_ready()
+    with LinkFrontend(engine.link_port) as frontend:
+        frontend.hello()
+        for request_id in range(60):
+            structured = StructuredOutput(kind="choice", value=f'["{request_id}"]')
+            frontend.send(make_add(request_id, [5], structured_output=structured))
+        frontend.send(make_add(60, [5]))
+        assert engine.exit_code() == 1
 
 
 def test_a_failing_link_ends_the_process(start: Callable[..., EngineProcess]) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 MAX_CACHED_GRAMMARS = 256
 MAX_CACHED_CHARACTERS = 8 * 1024 * 1024  # of their values: what a grammar takes grows with its text
 COMPILE_THREADS = 2
+# A vocabulary that cannot be read is not tried again sooner: megabytes of JSON keep the interpreter from the loop.
+VOCABULARY_RETRY_SECONDS = 60.0
 
 _Key = tuple[str, str, str, str, bool]
 
@@ -35,8 +38,16 @@ class GrammarFault(Exception):
     """This grammar cannot be matched here. The message is for the client."""
 
 
+@dataclass(slots=True, eq=False)
+class _Compilation:
+    key: _Key
+    matcher: "Future[LLMatcher]"
+    num_waiting: int = 0  # requests, where it is not done yet
+
+
 class GrammarCompiler:
-    """`compile` may be called from the loop's thread alone; the threads start with the first grammar."""
+    """`compile` may be called, and what it returns cancelled, from the loop's thread alone; the threads start with the
+    first grammar."""
 
     def __init__(self, folder: Callable[[], Path], vocab_size: int, eos_ids: Sequence[int]) -> None:
         """`folder` gives the model's, and may raise."""
@@ -46,28 +57,39 @@ class GrammarCompiler:
         self._threads: ThreadPoolExecutor | None = None
         self._table: tuple[Vocabulary, LLTokenizer] | None = None
         self._table_lock = threading.Lock()
-        self._compiled: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
+        self._vocabulary_fault: tuple[str, float] | None = None  # and when to try again
+        self._compiled: OrderedDict[_Key, _Compilation] = OrderedDict()
         self._characters = 0
 
     def compile(self, sampling: SamplingParams, output: Sequence[int]) -> Future[GrammarMatcher]:
         """A matcher that has read `output`. The future is done already where the grammar is known and there is no
-        output; otherwise a thread completes it. It raises GrammarFault."""
+        output; otherwise a thread completes it. It raises GrammarFault. Cancelled, it takes with it what no other
+        request waits for: threads that work for nobody would keep everybody else's grammars waiting."""
         structured = sampling.structured_output
         if structured is None:
             raise ValueError("the request asks for no structured output")
-        compiled = self._find(structured)
+        compilation = self._find(structured)
+        compiled = compilation.matcher
         if compiled.done() and output:
             # To read a long output takes too long for the loop.
             return self._pool().submit(lambda: self._matcher(compiled.result(), sampling, output))
         made: Future[GrammarMatcher] = Future()
-        made.set_running_or_notify_cancel()
 
         def make(compiled: "Future[LLMatcher]") -> None:
+            if not made.set_running_or_notify_cancel():
+                return
             try:
                 made.set_result(self._matcher(compiled.result(), sampling, output))
             except BaseException as error:
                 made.set_exception(error)
 
+        def let_go(made: "Future[GrammarMatcher]") -> None:
+            if made.cancelled():
+                self._let_go(compilation)
+
+        if not compiled.done():
+            compilation.num_waiting += 1
+            made.add_done_callback(let_go)
         # In the thread that compiled it: one that waited for another would be missing where both are needed.
         compiled.add_done_callback(make)
         return made
@@ -81,7 +103,7 @@ class GrammarCompiler:
             self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
         return self._threads
 
-    def _find(self, structured: StructuredOutput) -> "Future[LLMatcher]":
+    def _find(self, structured: StructuredOutput) -> _Compilation:
         key = (
             structured.kind,
             structured.value,
@@ -89,20 +111,31 @@ class GrammarCompiler:
             structured.reasoning_end,
             structured.reasoning_opened,
         )
-        compiled = self._compiled.get(key)
-        if compiled is not None and not (compiled.done() and compiled.exception() is not None):
+        known = self._compiled.get(key)
+        if known is not None and not (known.matcher.done() and known.matcher.exception() is not None):
             self._compiled.move_to_end(key)
-            return compiled
-        if compiled is None:
+            return known
+        if known is None:
             self._characters += len(structured.value)
         # Those that failed are tried again: they cost no more than the first time.
-        compiled = self._compiled[key] = self._pool().submit(self._compile, structured)
+        compilation = self._compiled[key] = _Compilation(key, self._pool().submit(self._compile, structured))
         while len(self._compiled) > MAX_CACHED_GRAMMARS or (
             self._characters > MAX_CACHED_CHARACTERS and len(self._compiled) > 1
         ):
-            (_, value, *_), _ = self._compiled.popitem(last=False)
-            self._characters -= len(value)
-        return compiled
+            self._forget(next(iter(self._compiled)))
+        return compilation
+
+    def _forget(self, key: _Key) -> None:
+        del self._compiled[key]
+        self._characters -= len(key[1])
+
+    def _let_go(self, compilation: _Compilation) -> None:
+        """A request waits no longer."""
+        compilation.num_waiting -= 1
+        # Once a thread has begun, it goes on, and the next request for this grammar finds it.
+        cancelled = not compilation.num_waiting and compilation.matcher.cancel()
+        if cancelled and self._compiled.get(compilation.key) is compilation:
+            self._forget(compilation.key)
 
     def _compile(self, structured: StructuredOutput) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -132,14 +165,18 @@ class GrammarCompiler:
         with self._table_lock:
             if self._table is None:
                 began = time.monotonic()
+                if self._vocabulary_fault is not None and began < self._vocabulary_fault[1]:
+                    raise GrammarFault(self._vocabulary_fault[0])
                 try:
                     vocabulary = read_vocabulary(self._folder(), self._vocab_size, self._eos_ids)
                     table = make_token_table(vocabulary, self._eos_ids)
-                except VocabularyError as error:
-                    raise GrammarFault(str(error)) from error
                 except Exception as error:
-                    logger.exception("The model's vocabulary cannot be read")
-                    raise GrammarFault(f"the model's vocabulary cannot be read for grammars: {error}") from error
+                    fault = str(error)
+                    if not isinstance(error, VocabularyError):
+                        logger.exception("The model's vocabulary cannot be read")
+                        fault = f"the model's vocabulary cannot be read for grammars: {error}"
+                    self._vocabulary_fault = fault, time.monotonic() + VOCABULARY_RETRY_SECONDS
+                    raise GrammarFault(fault) from error
                 self._table = vocabulary, table
                 logger.info(
                     "Read the vocabulary of %d tokens for grammars in %.2f s",

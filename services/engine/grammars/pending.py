@@ -15,7 +15,7 @@ class PendingGrammars:
     def __init__(self, compiler: GrammarCompiler) -> None:
         self.on_ready: Callable[[], None] = lambda: None
         self._compiler = compiler
-        self._waiting: dict[Request, None] = {}
+        self._waiting: dict[Request, Future[GrammarMatcher]] = {}
         self._ready: deque[tuple[Request, Future[GrammarMatcher]]] = deque()
 
     def __len__(self) -> int:
@@ -35,11 +35,14 @@ class PendingGrammars:
     def add(self, request: Request) -> None:
         """Have this request's grammar made, and read the output it came with."""
         request.status = RequestStatus.PREPARING
-        self._waiting[request] = None
         output = request.token_ids[request.num_prompt_tokens :]
         made = self._compiler.compile(request.sampling, output)
 
+        self._waiting[request] = made
+
         def ready(made: Future[GrammarMatcher]) -> None:
+            if made.cancelled():
+                return
             self._ready.append((request, made))
             self.on_ready()
 
@@ -47,9 +50,10 @@ class PendingGrammars:
 
     def discard(self, request: Request) -> bool:
         """Wait no longer for this one. False: nobody did."""
-        if request not in self._waiting:
+        made = self._waiting.pop(request, None)
+        if made is None:
             return False
-        del self._waiting[request]
+        made.cancel()
         return True
 
     def take_ready(self) -> list[tuple[Request, str | None]]:

@@ -1,15 +1,18 @@
 """Constrained requests through the engine's core: scheduling, preemption, resumption and failure are the real ones."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from services.engine.core import EngineCore
+from services.engine.executor.simulated import SimulatedExecutor
+from services.engine.grammars import compiler as compiler_module
 from services.frontend.tokenizer import Tokenizer
 from shared.protocol import FinishReason
-from tests.engine_harness import PEER, make_add, make_core, take_step, wait_until
+from tests.engine_harness import PEER, make_add, make_core, make_settings, take_step, wait_until
 from tests.grammar_harness import constrain, generate_constrained, run_constrained
 
 PERSON = json.dumps(
@@ -200,6 +203,53 @@ def test_requests_whose_grammar_is_made_can_be_aborted_time_out_and_be_handed_ov
     take_step(core, results)
     assert results[3].finish_reason is FinishReason.HANDED_OVER
     run_constrained(core)
+
+
+def test_a_deadline_holds_while_nothing_but_a_grammar_is_being_made(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    real = compiler_module.llguidance_grammar
+
+    def slow(structured, names):
+        assert release.wait(60)
+        return real(structured, names)
+
+    monkeypatch.setattr(compiler_module, "llguidance_grammar", slow)
+    settings, now = make_settings(smollm2), [1000.0]
+    core = EngineCore(SimulatedExecutor(settings), settings, lambda: now[0])
+    core.add(PEER, make_add(1, [5], structured_output=constrain("json_schema", PERSON), deadline=1010.0))
+    core.add(PEER, make_add(2, [5], structured_output=constrain("choice", '["yes"]')))
+    assert not core.has_work
+    now[0] += 11
+    assert core.has_work  # or an idle loop would not look
+    results: dict = {}
+    take_step(core, results)
+    assert results[1].finish_reason is FinishReason.ABORT
+    assert not core.has_work
+    release.set()
+    assert run_constrained(core)[2].finish_reason is FinishReason.STOP
+
+
+def test_a_flood_of_grammars_that_are_given_up_leaves_no_queue(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    begun: list[str] = []
+    real = compiler_module.llguidance_grammar
+
+    def slow(structured, names):
+        begun.append(structured.value)
+        assert release.wait(60)
+        return real(structured, names)
+
+    monkeypatch.setattr(compiler_module, "llguidance_grammar", slow)
+    core = make_core(smollm2)
+    for number in range(2000):
+        core.add(PEER, make_add(number, [5], structured_output=constrain("choice", f'["{number}"]')))
+        core.abort(PEER, [number])
+    core.add(PEER, make_add(2000, [5], structured_output=constrain("choice", '["yes"]')))
+    release.set()
+    assert run_constrained(core)[2000].finish_reason is FinishReason.STOP
+    assert len(begun) <= 2 * compiler_module.COMPILE_THREADS
 
 
 def test_requests_that_wait_for_grammars_are_bounded(smollm2: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from services.engine.grammars import GrammarCompiler, GrammarFault, GrammarMatch
 from services.engine.grammars import compiler as compiler_module
 from services.frontend.tokenizer import Tokenizer
 from shared.sampling_params import SamplingParams
+from tests.engine_harness import wait_until
 from tests.grammar_harness import constrain
 
 VOCAB_SIZE = 49_152
@@ -168,6 +171,79 @@ def test_a_slow_grammar_does_not_keep_others_waiting(
     assert not any(future.done() for future in waiting)
     release.set()
     assert [future.result(timeout=60).error for future in waiting] == [None] * 5
+
+
+Held = tuple[GrammarCompiler, list[str], threading.Event]
+
+
+@pytest.fixture
+def held(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """A compiler whose threads a grammar holds up; the values that they have begun with; what lets them go."""
+    compiler = GrammarCompiler(lambda: smollm2, VOCAB_SIZE, EOS)
+    begun: list[str] = []
+    release = threading.Event()
+    real = compiler_module.llguidance_grammar
+
+    def slow(structured, names):
+        begun.append(structured.value)
+        assert release.wait(60)
+        return real(structured, names)
+
+    monkeypatch.setattr(compiler_module, "llguidance_grammar", slow)
+    for number in range(compiler_module.COMPILE_THREADS):
+        compiler.compile(SamplingParams(structured_output=constrain("choice", f'["held {number}"]')), [])
+    wait_until(lambda: len(begun) == compiler_module.COMPILE_THREADS, "all threads have begun")
+    yield compiler, begun, release
+    release.set()
+    compiler.close()
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(held: Held) -> None:
+    compiler, begun, release = held
+    num_known, characters = len(compiler._compiled), compiler._characters
+    abandoned = SamplingParams(structured_output=constrain("choice", '["abandoned"]'))
+    shared = SamplingParams(structured_output=constrain("choice", '["shared"]'))
+    first, second, third = (compiler.compile(params, []) for params in (abandoned, shared, shared))
+    assert first.cancel()
+    assert second.cancel()
+    release.set()
+    assert third.result(timeout=60).error is None
+    assert sorted(begun) == ['["held 0"]', '["held 1"]', '["shared"]']
+    assert compiler._characters == characters + len('["shared"]')
+    assert len(compiler._compiled) == num_known + 1
+    assert compiler.compile(abandoned, []).result(timeout=60).error is None  # it may come again
+
+
+def test_closed_it_compiles_nothing_that_has_not_begun(held: Held) -> None:
+    compiler, begun, _ = held
+    before = list(begun)
+    waiting = [
+        compiler.compile(SamplingParams(structured_output=constrain("choice", f'["{number}"]')), [])
+        for number in range(9)
+    ]
+    compiler.close()
+    assert all(isinstance(future.exception(timeout=60), CancelledError) for future in waiting)
+    assert begun == before
+
+
+def test_a_vocabulary_that_cannot_be_read_is_not_read_for_every_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def folder() -> Path:
+        reads.append(tmp_path)
+        return tmp_path
+
+    compiler = GrammarCompiler(folder, VOCAB_SIZE, EOS)
+    for number in range(3):
+        with pytest.raises(GrammarFault, match=r"tokenizer\.json"):
+            make(compiler, "choice", f'["{number}"]')
+    assert len(reads) == 1
+    monkeypatch.setattr(compiler, "_vocabulary_fault", (compiler._vocabulary_fault[0], 0.0))  # pyright: ignore[reportOptionalSubscript]
+    with pytest.raises(GrammarFault, match=r"tokenizer\.json"):
+        make(compiler, "choice", '["later"]')
+    assert len(reads) == 2
 
 
 def test_a_model_without_a_vocabulary_says_so(tmp_path: Path) -> None:
