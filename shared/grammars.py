@@ -92,7 +92,8 @@ def _answer(structured: StructuredOutput, special: Mapping[str, int]) -> tuple[G
         for index, choice in enumerate(cast("list[object]", choices)):
             if not isinstance(choice, str):
                 raise InvalidGrammar("must be a string", f"[{index}]")
-        return {"lark_grammar": "start: " + " | ".join(map(_text, cast("list[str]", choices)))}, []
+        # One terminal: alternatives of a rule are tried side by side, and there may be no more than 2000.
+        return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(_text, cast("list[str]", choices)))}, []
     if kind == GRAMMAR:
         return {"lark_grammar": value}, []
     if kind == STRUCTURAL_TAG:

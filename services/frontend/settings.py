@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from shared.settings import CommaSeparated, ModelSettings, ServiceSettings
+from shared.structured_output import MAX_VALUE_LENGTH
 
 _DISCOVERY = (
     "static: engine_addresses as they are; dns: every address of one name, asked again and again; "
@@ -102,7 +103,10 @@ class FrontendSettings(ModelSettings, ServiceSettings):
     max_choices: int = Field(256, ge=1, description="Choices of one request at most: its prompts times n.")
     max_stop: int = Field(16, ge=1, description="Stop strings of one request at most.")
     max_grammar_bytes: int = Field(
-        128 * 1024, ge=1024, description="Of one schema, regular expression or grammar; larger ones are refused (400)."
+        128 * 1024,
+        ge=1024,
+        le=MAX_VALUE_LENGTH,
+        description="Of one schema, regular expression or grammar; larger ones are refused (400).",
     )
     grammar_compile_seconds: float = Field(
         0.5, gt=0, description="CPU time that one grammar may take to compile; those that need more are refused (400)."

@@ -70,8 +70,9 @@ def _answer_schema(tools: ToolUse, asked: Asked | None) -> Mapping[str, Any] | N
 def _functions(tools: ToolUse) -> dict[str, CallableFunction]:
     """Each function, by the place of its schema. Raises ApiError 400."""
     functions: dict[str, CallableFunction] = {}
+    called = {tool.function.name for tool in tools.callable_tools}
     for index, tool in enumerate(tools.tools):
-        if tool not in tools.callable_tools:
+        if tool.function.name not in called:
             continue
         place = f"tools[{index}].function.parameters"
         enforced = tools.required or tool.function.strict

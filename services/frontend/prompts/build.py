@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from services.frontend.metrics.catalogue import TEMPLATE_SECONDS, TOKENIZE_SECONDS
 from services.frontend.prompts.chat_template import ChatTemplate
+from services.frontend.prompts.errors import InvalidPrompt
 from services.frontend.prompts.limits import refuse_long_text
 from services.frontend.prompts.messages import ChatMessage
 from services.frontend.tokenizer import Tokenizer
@@ -104,7 +105,11 @@ class PromptBuilder:
             if len(text) > 2 * length:
                 head = self._tokenizer.encode(text[:length], add_special_tokens=False)
                 refuse_long_text(len(head), max_model_len=max_model_len, param=param)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except ValueError as error:
+            # No body holds one, but templates may make it of what clients write as escapes.
+            raise InvalidPrompt(str(error), param) from error
 
     async def run(self, num_characters: int, work: Callable[[], Result]) -> Result:
         """What `work` returns: done at once where there is little of it, else in a thread."""

@@ -150,4 +150,15 @@ def _arguments(arguments: str | dict[str, Any] | None) -> Any:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    if not isinstance(parsed, dict) or (r"\u" in arguments and not _is_unicode(parsed)):
+        return arguments
+    return parsed
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether all of its text has a UTF-8 form. Escapes may write half a character, as models do now and then."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections import OrderedDict
+from typing import Any
 
 import msgspec
 
@@ -46,6 +47,7 @@ class GrammarChecker:
         self._waiting = 0
         self._closed = False
         self._starting: asyncio.Task[None] | None = None
+        self._judging: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
         self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._characters = 0
 
@@ -64,8 +66,7 @@ class GrammarChecker:
         key = (structured.kind, structured.value)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = await self._judge(structured)
-            self._remember(key, verdict)
+            verdict = await self._judge_once(key, structured)
         else:
             self._verdicts.move_to_end(key)
         if verdict.error:
@@ -74,9 +75,13 @@ class GrammarChecker:
 
     async def close(self) -> None:
         self._closed = True
+        tasks: list[asyncio.Task[Any]] = [*self._judging.values()]
         if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
+            tasks.append(self._starting)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         while self._idle:
             await _end(self._idle.pop())
 
@@ -94,6 +99,25 @@ class GrammarChecker:
         while len(self._verdicts) > MAX_REMEMBERED or self._characters > MAX_REMEMBERED_CHARACTERS:
             (_, value), _ = self._verdicts.popitem(last=False)
             self._characters -= len(value)
+
+    async def _judge_once(self, key: tuple[str, str], structured: StructuredOutput) -> Verdict:
+        """Many may send the same new grammar at once, as after a restart: one of them has it judged for all."""
+        judging = self._judging.get(key)
+        if judging is None:
+
+            async def judge() -> Verdict:
+                verdict = await self._judge(structured)
+                self._remember(key, verdict)
+                return verdict
+
+            def judged(task: asyncio.Task[Verdict]) -> None:
+                del self._judging[key]
+                if not task.cancelled():
+                    task.exception()  # whoever asked may be gone
+
+            judging = self._judging[key] = asyncio.create_task(judge())
+            judging.add_done_callback(judged)
+        return await asyncio.shield(judging)
 
     async def _judge(self, structured: StructuredOutput) -> Verdict:
         if self._waiting >= MAX_WAITING:
@@ -122,7 +146,10 @@ class GrammarChecker:
                 except (OSError, EOFError):
                     logger.warning("A %s of %d characters was too much to compile", plain.kind, len(plain.value))
                     limit = f"{self._cpu_seconds:g} s"
-                    return Verdict(error=f"is too complex: to compile it takes over {limit}, or too much memory")
+                    return Verdict(
+                        error=f"is too complex: to compile it takes over {limit} or too much memory, or it nests too "
+                        "deeply"
+                    )
                 answered = True
                 return msgspec.msgpack.decode(data, type=Verdict)
         except TimeoutError as error:

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from typing import Any
 
 import msgspec
@@ -17,10 +18,12 @@ import msgspec
 from services.frontend.structured.frames import Verdict, frame, read_frame
 from services.frontend.structured.json_schema import SchemaFault, check_schema, subschemas
 from shared.grammars import InvalidGrammar, llguidance_grammar, parser_limits
-from shared.structured_output import GRAMMAR, JSON_SCHEMA, REGEX, STRUCTURAL_TAG, StructuredOutput
+from shared.structured_output import GRAMMAR, JSON_SCHEMA, STRUCTURAL_TAG, StructuredOutput
 
-MAX_MEMORY_BYTES = 2 * 1024**3  # of addresses
-MAX_NESTED_BRACKETS = 200
+MAX_MEMORY_BYTES = 1024**3  # of addresses; the processes share their pod's memory with the streams
+# llguidance recurses as deep as a grammar nests, and ends the process where its stack is full. An engine's threads have
+# 2 MiB at least: what was compiled on this stack cannot fill theirs.
+STACK_BYTES = 1024**2
 STEPS_INTO_GRAMMAR = 8
 OPENING_BYTES = b'{["'
 MAX_LOCATED = 200  # subschemas that are compiled one by one to find the one at fault
@@ -31,8 +34,6 @@ def judge(structured: StructuredOutput) -> Verdict:
     try:
         if structured.kind == GRAMMAR:
             structured = msgspec.structs.replace(structured, value=_as_lark(structured.value))
-        if structured.kind in (GRAMMAR, REGEX):
-            _check_brackets(structured.value)
         schema = json.loads(structured.value) if structured.kind in (JSON_SCHEMA, STRUCTURAL_TAG) else None
         if structured.kind == JSON_SCHEMA:
             check_schema(schema)
@@ -100,14 +101,6 @@ def _check_structures(value: object) -> None:
             raise SchemaFault(f".structures[{index}].schema{fault.place}", fault.message) from fault
 
 
-def _check_brackets(text: str) -> None:
-    depth = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        if depth > MAX_NESTED_BRACKETS:
-            raise InvalidGrammar(f"nests more than {MAX_NESTED_BRACKETS} brackets")
-
-
 def _locate(schema: Any) -> str:
     """The place of the innermost subschema that cannot be compiled by itself; empty where all of them can."""
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -127,6 +120,13 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(10)  # streams come first
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to answer
+    threading.stack_size(STACK_BYTES)
+    serving = threading.Thread(target=_serve, args=[seconds], name="compile")
+    serving.start()
+    serving.join()
+
+
+def _serve(seconds: float) -> None:
     judge(StructuredOutput(kind=JSON_SCHEMA, value='{"type": "object"}'))  # loads what the first would wait for
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     answers.write(frame(b""))

@@ -87,8 +87,10 @@ ToolChoice = Annotated[
 
 def check_tools(tools: list[Tool] | None) -> list[Tool] | None:
     """Raise ValueError where two functions have one name: a call could not tell which of them it means."""
-    names = [tool.function.name for tool in tools or ()]
-    for name in names:
-        if names.count(name) > 1:
+    names: set[str] = set()
+    for tool in tools or ():
+        name = tool.function.name
+        if name in names:
             raise ValueError(f"name the function {name[:64]!r} twice")
+        names.add(name)
     return tools

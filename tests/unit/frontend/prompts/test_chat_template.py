@@ -103,6 +103,16 @@ def test_arguments_that_are_no_object_stay_text(hf):
     assert render(hf, template, {"role": "assistant", "tool_calls": [call]}) == "{half"
 
 
+@pytest.mark.parametrize("half", [r"\ud83d", r"\uDE00"])
+def test_arguments_with_half_a_character_stay_text(hf, half):
+    """Models write such escapes, answers carry them as they are, and clients send them back."""
+    halves, both = rf'{{"a": "{half}"}}', r'{"a": "\ud83d\ude00"}'
+    template = "{{ messages[0].tool_calls[0].function.arguments is string }}"
+    for arguments, stays in ((halves, "True"), (both, "False")):
+        call = {"function": {"name": "add", "arguments": arguments}}
+        assert render(hf, template, {"role": "assistant", "tool_calls": [call]}) == stays
+
+
 def test_variables_reach_the_template(hf):
     rendered = render(
         hf, "{{ enable_thinking }}", {"role": "user", "content": "a"}, variables={"enable_thinking": False}

@@ -97,6 +97,9 @@ HOSTILE = {
     "a schema within itself": schema({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {}]}}}),
     "brackets": StructuredOutput(kind="regex", value="(" * 30_000 + ")" * 30_000),
     "brackets in a grammar": StructuredOutput(kind="grammar", value="start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
+    "rules in rules": StructuredOutput(
+        kind="grammar", value="start: A0\n" + "".join(f'A{i}: A{i + 1} "x"\n' for i in range(2500)) + 'A2500: "a"\n'
+    ),
     "look-around": StructuredOutput(kind="regex", value="(?=a)b"),
     "a lone surrogate": StructuredOutput(kind="regex", value="\ud800"),
     "a choice of numbers": StructuredOutput(kind="choice", value="[1]"),
@@ -173,5 +176,36 @@ def test_many_are_judged_side_by_side_and_none_gets_anothers_verdict() -> None:
                 assert json.loads((await checker.check(schema({"const": number}))).value) == {"const": number}
 
         await asyncio.gather(*map(one, range(40)))
+
+    run(check)
+
+
+def test_brackets_in_texts_are_not_nested() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        opening = StructuredOutput(kind="grammar", value="start: " + '"(" ' * 300)
+        assert await checker.check(opening) == opening
+
+    run(check)
+
+
+def test_a_choice_of_thousands() -> None:
+    """llguidance takes 2000 alternatives of a rule, and tells only where an output comes to where they part."""
+
+    async def check(checker: GrammarChecker) -> None:
+        choice = StructuredOutput(kind="choice", value=json.dumps([f"article {i}" for i in range(5000)]))
+        assert await checker.check(choice) == choice
+
+    run(check)
+
+
+def test_all_who_send_the_same_new_grammar_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_module, "MAX_WAITING", 2)
+
+    async def check(checker: GrammarChecker) -> None:
+        same = schema({"const": "the same"})
+        answers = [asyncio.create_task(checker.check(same)) for _ in range(20)]
+        await asyncio.sleep(0)
+        answers.pop(0).cancel()  # it was the first to ask
+        assert await asyncio.gather(*answers) == [same] * 19
 
     run(check)
