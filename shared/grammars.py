@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 # never stop writing them.
 JSON_OPTIONS: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
-PARSER_LIMITS: dict[str, Any] = {"verbose_errors": False}
+# A row's mask keeps the whole batch waiting, and the states that its lexer has been in stay in memory: with
+# llguidance's own limits, expressions like (.*[a-m].{25}x)* take tenths of a second and a hundred megabytes a request.
+PARSER_LIMITS: dict[str, Any] = {"verbose_errors": False, "step_lexer_fuel": 100_000, "max_lexer_states": 100_000}
 
 # What is forced would otherwise be tokenized as the model's tokenizer would, and the engine has none: the model
 # itself chooses how to write it.

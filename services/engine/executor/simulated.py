@@ -154,8 +154,13 @@ class SimulatedExecutor:
             token_id = sampled[row].token_id
             if request.grammar is None or token_id is None:
                 continue
-            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            # Behind the vocabulary there may be more bits, and a grammar's own eos.
+            bits = np.unpackbits(mask.view(np.uint8), count=self._description.limits.vocab_size, bitorder="little")
+            allowed = np.flatnonzero(bits)
             if np.any(allowed == token_id):
+                continue
+            if not len(allowed):
+                sampled[row] = SampledToken(error="no token is left to choose from: the grammar excludes them all")
                 continue
             ordinary = [int(other) for other in allowed if other not in self._avoided] or [int(x) for x in allowed]
             position = len(request.token_ids)

@@ -90,7 +90,7 @@ class MaskFiller:
                 self._filled_words * bitmask.itemsize,
                 len(bitmask),
             )
-        except Exception as error:  # a mistake in how it is called: the engine goes on without these requests
+        except BaseException as error:  # a mistake in how it is called, or a panic: the engine goes on without these
             logger.exception("The token masks of %d requests could not be filled", len(work))
             for matcher, place in work:
                 matcher.error = f"the token mask could not be filled: {error}"

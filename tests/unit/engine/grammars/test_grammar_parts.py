@@ -246,6 +246,57 @@ def test_a_vocabulary_that_cannot_be_read_is_not_read_for_every_request(
     assert len(reads) == 2
 
 
+def test_thousands_of_choices_are_followed(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    choices = [f"choice {number} of many" for number in range(5000)]
+    matcher = make(compiler, "choice", json.dumps(choices))
+    for token_id in tokenizer.encode(choices[4321], add_special_tokens=False):
+        matcher.accept(token_id)
+    assert matcher.error is None
+    assert matcher.done
+
+
+def test_a_choice_that_begins_another_can_end_or_go_on(
+    compiler: GrammarCompiler, filler: MaskFiller, tokenizer: Tokenizer
+) -> None:
+    matcher = make(compiler, "choice", '["", "yes", "yes please"]')
+    assert set(EOS) & allowed(filler, matcher)
+    for token_id in tokenizer.encode("yes", add_special_tokens=False):
+        matcher.accept(token_id)
+    tokens = allowed(filler, matcher)
+    assert set(EOS) & tokens
+    assert tokenizer.encode(" please", add_special_tokens=False)[0] in tokens
+
+
+def test_an_expression_of_very_many_states_fails_before_it_has_them(
+    compiler: GrammarCompiler, filler: MaskFiller
+) -> None:
+    matcher = make(compiler, "regex", "(.*[a-m].{25}x)*")
+    for _ in range(20):
+        tokens = allowed(filler, matcher)
+        if matcher.error is not None:
+            break
+        matcher.accept(max(tokens))
+    assert "too many" in str(matcher.error)
+
+
+def test_a_panic_while_masks_are_filled_fails_the_requests_alone(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """As pyo3 raises them."""
+
+    class Panicking:
+        def unsafe_compute_mask_ptr(self, *_: object) -> None:
+            raise Panic("index out of bounds")
+
+    filler = MaskFiller(VOCAB_SIZE, EOS)
+    matcher = make(compiler, "choice", '["yes"]')
+    allowed(filler, matcher)
+    monkeypatch.setattr(filler, "_executor", Panicking())
+    assert len(allowed(filler, matcher)) == VOCAB_SIZE
+    assert "index out of bounds" in str(matcher.error)
+
+
 def test_a_model_without_a_vocabulary_says_so(tmp_path: Path) -> None:
     with pytest.raises(GrammarFault, match=r"tokenizer\.json"):
         make(GrammarCompiler(lambda: tmp_path, VOCAB_SIZE, EOS), "choice", '["a"]')

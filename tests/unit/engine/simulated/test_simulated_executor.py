@@ -1,8 +1,11 @@
 """The simulated executor: tokens are functions of the sequence, time follows the presets, no weights are needed."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from engine_harness import EOS, generate, make_core, make_settings, write_model
 
@@ -129,3 +132,24 @@ def test_it_needs_neither_torch_nor_transformers(model: Path) -> None:
         "assert not {'torch', 'transformers', 'tokenizers', 'fastapi'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bits_behind_the_vocabulary_are_no_tokens(tmp_path: Path) -> None:
+    class Masks:
+        def __init__(self, *ids: int) -> None:
+            self._ids = ids
+
+        def bitmask(self, rows: Sequence[int]) -> np.ndarray:
+            bits = np.zeros(1024, dtype=np.uint8)
+            bits[list(self._ids)] = 1
+            return np.packbits(bits, bitorder="little").view(np.int32)[None].repeat(len(rows), 0)
+
+    executor = SimulatedExecutor(make_settings(write_model(tmp_path, vocab_size=1000), simulated_accelerator="instant"))
+    request = Request(RequestKey(b"peer", 1), [5, 6], 2, SamplingParams())
+    grammar: Any = object()
+    request.grammar = grammar
+    for ids, expected in (((7, 1000), 7), ((1000, 1001), None)):
+        masks: Any = Masks(*ids)
+        sampled = executor.execute(Step([ScheduledRequest(request, 0, 2)], token_masks=masks))[0]
+        assert sampled.token_id == expected
+        assert (sampled.error is None) == (expected is not None)
