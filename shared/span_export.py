@@ -31,6 +31,7 @@ CLOSE_SECONDS = 5.0
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 _GRPC_PORT = 4317  # by OpenTelemetry's convention; HTTP's is 4318
 _COMPLAINT_SECONDS = 60.0
+_STATE_LOGGER = "opentelemetry.trace.span"
 _LOGGERS = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -42,6 +43,7 @@ class SpanExport:
 
     def __init__(self, service: str, exporters: list[SpanExporter] | None = None) -> None:
         self._ids = _GivenIds()
+        _quieten(_STATE_LOGGER)  # it complains of a client's malformed tracestate once a span
         try:
             # The sampler of the variables decides, once a request; what is then exported is exported whole.
             self._sampler = TracerProvider(shutdown_on_exit=False).sampler
@@ -125,6 +127,12 @@ class _Seldom(logging.Filter):
         return True
 
 
+def _quieten(name: str) -> None:
+    complaining = logging.getLogger(name)
+    if not any(isinstance(known, _Seldom) for known in complaining.filters):
+        complaining.addFilter(_Seldom())
+
+
 def _parent_context(parent: TraceContext, *, is_remote: bool) -> Context:
     if not parent.span_id:
         return Context()
@@ -169,7 +177,7 @@ def _exporter(name: str) -> SpanExporter:
     except ImportError as error:
         raise TracingConfigError(f"the exporter for {protocol} is not installed: {error}") from error
     # They complain of every batch that a receiver does not take.
-    logging.getLogger(_LOGGERS[protocol]).addFilter(_Seldom())
+    _quieten(_LOGGERS[protocol])
     return exporter
 
 

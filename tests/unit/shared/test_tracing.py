@@ -290,6 +290,19 @@ def test_a_receiver_that_is_down_is_complained_of_seldom(
     assert len({record.msg for record in complaints}) == len(complaints)
 
 
+def test_malformed_tracestates_do_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    tracing = started()
+    for number in range(50):
+        parent = TraceContext(7, number + 1, True, f"nonsense {number}")
+        assert tracing.samples(7, parent)
+        tracing.export([FinishedSpan("x", 7, number + 1, number + 1, 1, 2, state=parent.state)])
+    tracing.close()
+    assert len([record for record in caplog.records if record.name == "opentelemetry.trace.span"]) <= 1
+
+
 def queued_spans(tracing: Any) -> int:
     (processor,) = tracing._provider._active_span_processor._span_processors
     return len(processor._batch_processor._queue)
