@@ -20,6 +20,9 @@ Attributes = dict[str, AttributeValue]
 _ASKING = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
+_STATE_KEY = r"[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13}"
+_STATE_MEMBER = re.compile(rf"(?:{_STATE_KEY})=[ -+\--<>-~]{{0,255}}[!-+\--<>-~]")
+_MAX_STATE_MEMBERS = 32
 # Enough for every vendor's entry (W3C asks for 512 at least), and well within the link's limit of a text.
 _MAX_TRACESTATE = 2048
 
@@ -53,9 +56,17 @@ def parse_w3c(context: Sequence[str]) -> TraceContext | None:
     if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
         return None
     state = context[1].strip() if len(context) > 1 else ""
-    if len(state) > _MAX_TRACESTATE or not state.isascii() or not state.isprintable():
+    if state and not _is_tracestate(state):
         state = ""
     return TraceContext(int(trace_id, 16), int(span_id, 16), bool(int(flags, 16) & 1), state)
+
+
+def _is_tracestate(state: str) -> bool:
+    """Whether it is a list of vendors' entries as W3C defines it. OpenTelemetry logs any other, once a span."""
+    if len(state) > _MAX_TRACESTATE:
+        return False
+    members = [member for part in state.split(",") if (member := part.strip(" \t"))]
+    return len(members) <= _MAX_STATE_MEMBERS and all(map(_STATE_MEMBER.fullmatch, members))
 
 
 def trace_id(context: Sequence[str]) -> str:

@@ -67,9 +67,18 @@ def _compile(grammar: str) -> str:
         if not allowed:
             break
         # What opens something has the most ahead of it.
-        matcher.consume_token(next((byte for byte in OPENING_BYTES if byte in allowed), allowed[0]))
-    if not matcher.is_error():
-        return ""
+        chosen = next((byte for byte in OPENING_BYTES if byte in allowed), allowed[0])
+        for byte in allowed:
+            if byte == chosen:
+                continue
+            other = matcher.deep_copy()
+            if not other.consume_token(byte):
+                return _error(other)
+        matcher.consume_token(chosen)
+    return _error(matcher) if matcher.is_error() else ""
+
+
+def _error(matcher: Any) -> str:
     return matcher.get_error().strip().split("\n<state>")[0][:500]
 
 

@@ -100,6 +100,9 @@ HOSTILE = {
     "rules in rules": StructuredOutput(
         kind="grammar", value="start: A0\n" + "".join(f'A{i}: A{i + 1} "x"\n' for i in range(2500)) + 'A2500: "a"\n'
     ),
+    "thousands of alternatives": StructuredOutput(
+        kind="grammar", value="start: " + " | ".join(f'"{i}"' for i in range(2500))
+    ),
     "look-around": StructuredOutput(kind="regex", value="(?=a)b"),
     "a lone surrogate": StructuredOutput(kind="regex", value="\ud800"),
     "a choice of numbers": StructuredOutput(kind="choice", value="[1]"),
