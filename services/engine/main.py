@@ -124,6 +124,8 @@ class _Engine:
                 core.limits.max_model_len,
                 executor.description.limits.max_model_len,
             )
+        if settings.executor != "simulated":  # which has no streams that a client would miss
+            core.pending_grammars.prepare()
         inbox: Inbox[FromPeer] = Inbox(MAX_INBOX_BYTES)
         loop = EngineLoop(core, inbox, settings, on_end=self._on_thread_end, on_step=self._metrics.observe_step)
         # Bound only now: a frontend that connects while the model loads is refused, and tries again, instead of

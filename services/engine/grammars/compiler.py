@@ -1,7 +1,7 @@
 """Makes the matcher of a request's grammar, in threads beside the engine's loop: a schema may take long to compile.
 
-The vocabulary's table is read from the model's folder when the first grammar comes. Compiled grammars are kept,
-the least recently used leave first.
+The vocabulary's table is read from the model's folder by `prepare`, or when the first grammar comes. Compiled grammars
+are kept, the least recently used leave first.
 """
 
 import logging
@@ -60,6 +60,14 @@ class GrammarCompiler:
         self._vocabulary_fault: tuple[str, float] | None = None  # and when to try again
         self._compiled: OrderedDict[_Key, _Compilation] = OrderedDict()
         self._characters = 0
+
+    def prepare(self) -> None:
+        """Read the vocabulary now. Making its table keeps the interpreter for tenths of a second, which every stream
+        would wait for once there are any. Where it cannot be read, requests are told why."""
+        try:
+            self._vocabulary()
+        except GrammarFault as fault:
+            logger.warning("Requests with grammars will fail: %s", fault)
 
     def compile(self, sampling: SamplingParams, output: Sequence[int]) -> Future[GrammarMatcher]:
         """A matcher that has read `output`. The future is done already where the grammar is known and there is no

@@ -32,6 +32,10 @@ class PendingGrammars:
     def any_ready(self) -> bool:
         return bool(self._ready)
 
+    def prepare(self) -> None:
+        """Do what would hold the loop up when the first grammar comes. Before there is a loop, from any thread."""
+        self._compiler.prepare()
+
     def add(self, request: Request) -> None:
         """Have this request's grammar made, and read the output it came with."""
         request.status = RequestStatus.PREPARING

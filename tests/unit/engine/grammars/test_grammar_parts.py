@@ -226,6 +226,28 @@ def test_closed_it_compiles_nothing_that_has_not_begun(held: Held) -> None:
     assert begun == before
 
 
+def test_prepared_it_reads_the_vocabulary_no_more(smollm2: Path) -> None:
+    reads: list[Path] = []
+
+    def folder() -> Path:
+        reads.append(smollm2)
+        return smollm2
+
+    compiler = GrammarCompiler(folder, VOCAB_SIZE, EOS)
+    compiler.prepare()
+    assert len(reads) == 1
+    assert make(compiler, "choice", '["yes"]').error is None
+    assert len(reads) == 1
+
+
+def test_without_a_vocabulary_it_is_prepared_to_refuse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    compiler = GrammarCompiler(lambda: tmp_path, VOCAB_SIZE, EOS)
+    compiler.prepare()
+    assert "tokenizer.json" in caplog.text
+    with pytest.raises(GrammarFault, match=r"tokenizer\.json"):
+        make(compiler, "choice", '["a"]')
+
+
 def test_a_vocabulary_that_cannot_be_read_is_not_read_for_every_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
