@@ -36,6 +36,7 @@ def byte_token(tokenizer: Tokenizer, byte: int) -> int:
 @given(text=texts, data=st.data())
 @settings(max_examples=150, deadline=None)
 @example(text="👨‍👩‍👧‍👦 is one family", data=None)
+@example(text="<think>", data=None)
 def test_any_text_comes_back_whole_and_in_pieces(tokenizer: Tokenizer, text: str, data: st.DataObject | None) -> None:
     if tokenizer is tokenizers_at_hand.sentencepiece_like():
         # Its own signs for a space and for a byte: as text, the vocabulary cannot tell them apart.
@@ -44,8 +45,8 @@ def test_any_text_comes_back_whole_and_in_pieces(tokenizer: Tokenizer, text: str
     parts = cut(data.draw, ids) if data else [[token_id] for token_id in ids]
     whole = tokenizer.decode(ids)
     assert "".join(stream(tokenizer, parts)) == whole
-    # SmolLM2's vocabulary lacks some rare bytes: what has those is lost when it is encoded.
-    if single_bytes(tokenizer).keys() >= set(text.encode()):
+    # SmolLM2's vocabulary lacks some rare bytes: what has those is lost when it is encoded. Special tokens are left out.
+    if single_bytes(tokenizer).keys() >= set(text.encode()) and tokenizer.special_token_ids.isdisjoint(ids):
         assert whole == text
 
 
