@@ -5,7 +5,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
-from openai import AsyncOpenAI
+import httpx
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 # Simulated tokens follow from it even where sampling is greedy.
 SEED = 7
@@ -40,7 +41,12 @@ class StreamLoad:
         return self.tally
 
     async def _run(self) -> None:
-        async with AsyncOpenAI(base_url=self._base_url, api_key=self._api_key, max_retries=0, timeout=120) as client:
+        # A connection for each request: nginx closes idle ones when it is told of other frontends, and a request just
+        # being sent on one of them would be its failure, not the frontends'.
+        http_client = DefaultAsyncHttpxClient(limits=httpx.Limits(max_keepalive_connections=0), timeout=120)
+        async with AsyncOpenAI(
+            base_url=self._base_url, api_key=self._api_key, max_retries=0, http_client=http_client
+        ) as client:
             await asyncio.gather(*(self._stream_again_and_again(client, index) for index in range(self._clients)))
 
     async def _stream_again_and_again(self, client: AsyncOpenAI, index: int) -> None:
