@@ -42,11 +42,11 @@ class Scored:
 
 
 class Reference:
-    """transformers' own model in float32, one sequence at a time."""
+    """transformers' own model in float64, one sequence at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
 
     def token_logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
         """[len(token_ids) - 1, vocabulary]: of what follows each token but the last."""

@@ -22,6 +22,7 @@ OPERATIONS = [
     ("POST", "/detokenize"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
+    ("GET", "/engines"),
     ("GET", "/health"),
     ("GET", "/health/live"),
     ("GET", "/health/ready"),
@@ -61,6 +62,11 @@ def fit(body: dict[str, Any]) -> None:
         body.pop(name, None)
     for name in ("bad_words", "allowed_token_ids", "documents", "chat_template_kwargs", "continue_final_message"):
         body.pop(name, None)
+    # What these hold is a language of its own, and this model's template takes no tools.
+    for name in ("response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls"):
+        body.pop(name, None)
+    for name in [name for name in body if name.startswith("guided_")]:
+        del body[name]
     for name in ("stop_token_ids", "tokens", "prompt"):
         if isinstance(body.get(name), list):
             body[name] = [in_vocabulary(item) for item in body[name]][:8]

@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 64  # bytes: a cache line, which no vector should straddle
+from services.engine.model.page_memory import fresh_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,6 @@ class KVPool:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes them; calloc, which is under NumPy's, gets pages of the system that become memory when used.
+    # torch.zeros writes them: here pages become memory when they are used.
     size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
+    return torch.frombuffer(fresh_pages(size), dtype=torch.uint8, count=size).view(dtype).view(shape)

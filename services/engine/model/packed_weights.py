@@ -4,15 +4,14 @@ In huge pages where the system has them: with pages of 4 KiB a processor spends 
 where they are.
 """
 
-import contextlib
 import ctypes
-import mmap
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from services.engine.model.kernels import Kernels
+from services.engine.model.page_memory import fresh_pages
 
 _ALIGNMENT = 64  # bytes: a cache line
 
@@ -28,11 +27,8 @@ class PackedWeights:
         self._panels_of.argtypes, self._panels_of.restype = [ctypes.c_int64] * 2, ctypes.c_int64
         self._pack.argtypes, self._pack.restype = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3], None
         self.num_bytes = sum(self._bytes_of(*size) for size in sizes)
-        self._memory = mmap.mmap(-1, self.num_bytes + _ALIGNMENT)
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # not every system has them
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._next = address + -address % _ALIGNMENT
+        self._memory = fresh_pages(self.num_bytes)
+        self._next = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._end = self._next + self.num_bytes
 
     def add(self, weight: Tensor, gated: bool) -> tuple[int, int]:

@@ -27,7 +27,8 @@ def test_blocks_are_zeros_that_can_be_written(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mincore is Linux's")
 def test_a_large_pool_takes_no_memory_before_it_is_used() -> None:
-    # Tensors over 32 MiB: the C library maps smaller ones into memory that the process may have used before.
+    used_and_freed = [torch.ones(7_000_000) for _ in range(30)]  # under 32 MiB: the C library keeps it for the next
+    del used_and_freed
     pool = KVPool([KVLayer(8, 128)] * 10, num_blocks=2000, block_size=16, dtype=torch.bfloat16, device=CPU)
     tensors = pool.keys + pool.values
     assert sum(tensor.nbytes for tensor in tensors) > 600e6

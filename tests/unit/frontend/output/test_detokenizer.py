@@ -45,7 +45,7 @@ def test_any_text_comes_back_whole_and_in_pieces(tokenizer: Tokenizer, text: str
     parts = cut(data.draw, ids) if data else [[token_id] for token_id in ids]
     whole = tokenizer.decode(ids)
     assert "".join(stream(tokenizer, parts)) == whole
-    # SmolLM2's vocabulary lacks some rare bytes: what has those is lost when it is encoded. Special tokens are left out.
+    # SmolLM2's vocabulary lacks some rare bytes: what has those is lost when it is encoded. Special tokens go too.
     if single_bytes(tokenizer).keys() >= set(text.encode()) and tokenizer.special_token_ids.isdisjoint(ids):
         assert whole == text
 
