@@ -1,6 +1,6 @@
 """What tracing costs at a sampling of 1%: a frontend with it beside one without, and engines alike.
 
-    python -m loadtest.bench_tracing [--rounds 20] [--requests 300] [--tokens 100] [--ratio 0.01]
+    python -m loadtest.bench_tracing [--rounds 20] [--requests 300] [--tokens 100] [--ratio 0.01] [--keep-failures]
 
 Both of each pair run at the same time and are measured in turns, so that the machine's moods meet them alike; what is
 said is the median over the rounds of on / off. The frontend's cost is the CPU time of its process, which bounds what it
@@ -86,6 +86,7 @@ def compare_frontends(arguments: argparse.Namespace, endpoint: str, scratch: Pat
         "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": str(arguments.ratio),
+        "TANDEM_TRACE_ERRORS": str(arguments.keep_failures).lower(),
     }
     flags = ("--executor", "simulated", "--log-level", "warning")
     sides = {"off": Side(), "on": Side()}
@@ -178,6 +179,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=300, help="Of one round.")
     parser.add_argument("--tokens", type=int, default=100, help="Of one answer.")
     parser.add_argument("--ratio", type=float, default=0.01, help="Of requests that are sampled.")
+    parser.add_argument("--keep-failures", action="store_true", help="As --trace-errors does.")
     parser.add_argument("--turns", type=int, default=400, help=f"Of {STEPS_PER_TURN} steps of each engine.")
     arguments = parser.parse_args()
     with receiver() as endpoint, tempfile.TemporaryDirectory() as folder:

@@ -207,6 +207,10 @@ class TestTail:
     def _unsampled(self, kept: KeptSpans) -> None:
         kept.sampled = False
 
+    @pytest.fixture
+    def settings(self) -> FrontendSettings:
+        return FrontendSettings(model="echo", trace_errors=True)
+
     def test_those_that_go_well_are_dropped(self, call: Call, kept: KeptSpans) -> None:
         assert call.chat().status_code == 200
         assert call.post("/v1/chat/completions", {}).status_code == 400
@@ -243,14 +247,14 @@ class TestTail:
     def test_slow_ones_are_kept_where_that_is_asked(
         self, make_model: Callable[..., LoadedModel], kept: KeptSpans, seconds: float, is_kept: bool
     ) -> None:
-        settings = FrontendSettings(model="echo", trace_slower_than=seconds, trace_errors=False)
+        settings = FrontendSettings(model="echo", trace_slower_than=seconds)
         assert Call(create_app(settings, [make_model()], kept)).chat().status_code == 200
         assert bool(kept.spans) is is_kept
 
     def test_with_no_rule_nothing_is_recorded(
         self, make_model: Callable[..., LoadedModel], kept: KeptSpans, pool: EchoPool
     ) -> None:
-        settings = FrontendSettings(model="echo", trace_errors=False)
+        settings = FrontendSettings(model="echo")
         pool.fail_after = 2
         Call(create_app(settings, [make_model()], kept)).chat()
         assert kept.spans == []
