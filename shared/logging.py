@@ -51,7 +51,7 @@ def configure_logging(level: str, service: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     # At info these tell of every request and connection of their own.
-    for chatty in ("httpx", "httpcore", "urllib3", "filelock", "uvicorn"):
+    for chatty in ("httpx", "httpcore", "urllib3", "filelock", "uvicorn", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
     adopt_libraries()
 

@@ -78,6 +78,8 @@ def fit(body: dict[str, Any]) -> None:
         body.pop("prompt_logprobs", None)
     if "messages" in body and "prompt" in body:
         del body["prompt"]
+    if not body.get("messages") and body.get("prompt") is None and "tokens" not in body:
+        body["prompt"] = "x"
     if body.get("prompt") == "":
         body["prompt"] = "x"
     for message in body.get("messages") or ():

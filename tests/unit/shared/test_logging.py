@@ -40,6 +40,7 @@ def test_the_level_is_obeyed(capfd: pytest.CaptureFixture[str], root_logger: log
 
 
 def test_libraries_lines_have_the_same_form(capfd: pytest.CaptureFixture[str], root_logger: logging.Logger) -> None:
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO)  # as uvicorn itself does where it is told a level
     configure_logging("info", "frontend")
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
