@@ -174,7 +174,8 @@ def test_the_frontends_figures_are_the_clients(fleet: ProcessFleet, load: tuple[
     assert scrape("tandem_frontend_tokenize_seconds_count", model="m") >= count + 1
     assert scrape("tandem_frontend_detokenize_seconds_count", model="m") > 0
     assert scrape("tandem_frontend_event_loop_lag_seconds_count") > 0
-    assert max(seen["streams_in_flight"]) in range(1, CLIENTS + 1)
+    # A client may have its answer's end, and ask anew, before the server has put the answer away.
+    assert 1 <= max(seen["streams_in_flight"]) <= 2 * CLIENTS
     assert 1 <= max(seen["generations_in_flight"]) <= 2 * CLIENTS
     assert max(seen["pool_requests_running"]) >= 1
     assert 0 < max(seen["pool_kv_usage_ratio"]) <= 1
