@@ -240,6 +240,7 @@ class RecordedGeneration(GenerationTrace):
         "_num_output_tokens",
         "_number",
         "_request",
+        "_sent_at",
         "_since",
         "_span_id",
     )
@@ -251,11 +252,13 @@ class RecordedGeneration(GenerationTrace):
         self._is_kept = True
         self._num_output_tokens = 0
         self._engine = ""  # of the attempt under way; empty while an engine is sought
-        self._since = time.time_ns()
+        self._since = self._sent_at = time.time_ns()
         self._span_id = 0
         self._events: list[SpanEvent] = []
 
     def next_attempt(self) -> list[str]:
+        # Before the ADD leaves: an engine may begin with it before this process has noted that it is gone.
+        self._sent_at = time.time_ns()
         request = self._request
         if not request.sampled or request.attempts >= MAX_ATTEMPTS:
             return []
@@ -268,9 +271,9 @@ class RecordedGeneration(GenerationTrace):
         self._number += 1
         self._is_kept = self._request.attempts <= MAX_ATTEMPTS
         if self._is_kept:
-            self._request.new_span("route", self._since, self._attributes(engine))
+            self._request.new_span("route", self._since, self._attributes(engine), end=self._sent_at)
         self._engine = engine
-        self._since = time.time_ns()
+        self._since = self._sent_at
 
     def first_output(self, cached_tokens: int) -> None:
         self._events.append(SpanEvent("first_output", time.time_ns(), {"tandem.cached_tokens": cached_tokens}))
