@@ -7,6 +7,8 @@ that JSON does not know: models write both, and clients could not read them. The
 import enum
 import re
 
+from services.frontend.output.tools.value import Value
+
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
 _BLANKS = re.compile(r"[ \t\n\r]+")
 _NUMBER_PART = re.compile(r"[-+.0-9eE]+")
@@ -32,16 +34,11 @@ class _Expect(enum.Enum):
     WORD = enum.auto()
 
 
-class JsonValue:
-    """One value, blanks before it allowed. `read` is called until `done` or `broken`.
-
-    `held` is the end of what was read that is not given on yet: a number, word or escape that is not over.
-    """
+class JsonValue(Value):
+    """One JSON value. What is `held` is a number, word or escape that is not over."""
 
     def __init__(self) -> None:
-        self.done = False
-        self.broken = False
-        self.held = ""
+        super().__init__()
         self._expect = _Expect.VALUE
         self._open: list[str] = []  # the brackets that will close what is open
         self._is_key = False
@@ -50,15 +47,6 @@ class JsonValue:
     def unfinished(self) -> str:
         """What of `held` is given on where the output ends here: all of it, as the beginning of what it would be."""
         return self.held
-
-    def read(self, text: str, start: int) -> tuple[str, int]:
-        """Read on from `start`: what may be given on, and where reading stopped. That is the end of the text, or
-        what follows the value, or (`broken`) the character that cannot be there."""
-        out: list[str] = []
-        position = start
-        while position < len(text) and not self.done and not self.broken:
-            position = self._step(text, position, out)
-        return "".join(out), position
 
     def _step(self, text: str, at: int, out: list[str]) -> int:
         match self._expect:

@@ -7,11 +7,13 @@ at hand: it is a generator, which yields where it needs more. What it cannot rea
 import functools
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 from services.frontend.output.tags import partial_tag
+from services.frontend.output.tools.value import Value
 
 Result = TypeVar("Result")
 # Yields where the text so far does not decide what comes next.
@@ -50,22 +52,7 @@ class _Complete(Exception):
     """The one call that was allowed is complete."""
 
 
-class Value(Protocol):
-    """A reader of one value, such as JsonValue."""
-
-    done: bool
-    broken: bool
-    held: str
-
-    @property
-    def unfinished(self) -> str:
-        """What of `held` is given on where the output ends here."""
-        ...
-
-    def read(self, text: str, start: int) -> tuple[str, int]: ...
-
-
-class ToolParser:
+class ToolParser(ABC):
     """One choice's split into content and tool calls.
 
     - Content is all that belongs to no call, word for word; only blanks that set calls apart are left out.
@@ -174,9 +161,9 @@ class ToolParser:
 
     # What formats are written with.
 
+    @abstractmethod
     def _calls(self) -> Reading[None]:
         """Read calls from one of the `openings`. Raises Broken where there is none, or it does not go on as one."""
-        raise NotImplementedError
 
     def _begin_call(self, name: str) -> None:
         """A call begins. Raises Broken where no function can have the name."""

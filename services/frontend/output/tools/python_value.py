@@ -8,6 +8,8 @@ import enum
 import json
 import re
 
+from services.frontend.output.tools.value import Value
+
 _BLANKS = re.compile(r"\s+")
 _NUMBER_PART = re.compile(r"[-+.\w]+")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
@@ -34,16 +36,11 @@ class _Expect(enum.Enum):
     WORD = enum.auto()
 
 
-class PythonValue:
-    """One literal, blanks before it allowed. `read` is called until `done` or `broken`.
-
-    `held` is the end of what was read that is not given on yet.
-    """
+class PythonValue(Value):
+    """One Python literal."""
 
     def __init__(self) -> None:
-        self.done = False
-        self.broken = False
-        self.held = ""
+        super().__init__()
         self._expect = _Expect.VALUE
         self._open: list[str] = []
         self._empty = True  # whether the innermost bracket has nothing in it yet
@@ -54,15 +51,6 @@ class PythonValue:
     def unfinished(self) -> str:
         """What of `held` is given on where the output ends here: nothing, since it is not JSON yet."""
         return ""
-
-    def read(self, text: str, start: int) -> tuple[str, int]:
-        """Read on from `start`: the JSON that is certain, and where reading stopped. That is the end of the text, or
-        what follows the literal, or (`broken`) the character that cannot be there."""
-        out: list[str] = []
-        position = start
-        while position < len(text) and not self.done and not self.broken:
-            position = self._step(text, position, out)
-        return "".join(out), position
 
     def _step(self, text: str, at: int, out: list[str]) -> int:
         match self._expect:
