@@ -5,7 +5,6 @@ frontend is replaced, one after another. A seeded greedy answer is the same befo
 """
 
 import copy
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tests.chart.rendering import Rendered, render
 from tests.e2e.nginx_ingress import NginxIngress
 from tests.e2e.pods import Cluster, Pod, remove_folder, wait_for
 from tests.e2e.stream_load import PROMPTS, SEED, StreamLoad
+from tests.free_port import free_port
 
 # The first test builds the images.
 pytestmark = pytest.mark.timeout(2400)
@@ -87,9 +87,7 @@ def fleet(
         nginx.route([f"{pod.address}:{pod.port('http')}" for pod in ready])
 
     cluster = Cluster(rendered, tmp_path / "volumes", route)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     service = rendered.one("Service", "frontend")
     listen = [f"127.0.0.1:{port}", f"{cluster.gateway}:{service['spec']['ports'][0]['port']}"]
     nginx = NginxIngress(rendered.one("Ingress"), tmp_path / "nginx", listen)

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from link_proxy import LinkProxies, LinkProxy
+
+from tests.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
 HEARTBEAT_INTERVAL = 0.25
@@ -32,12 +33,6 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
         assert time.monotonic() - begin < timeout, f"not within {timeout:g} s: {what}"
         time.sleep(0.01)
     return time.monotonic() - begin
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Member:

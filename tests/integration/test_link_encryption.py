@@ -28,6 +28,7 @@ from services.frontend.metrics.pools import engine_values
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.link_keys import read_link_keys, write_link_keys
 from shared.protocol import Load, ModelLimits
+from tests.free_port import free_port
 
 LIMITS = ModelLimits(100, 50, [2], 4, 9)
 
@@ -436,9 +437,7 @@ def test_a_frontend_with_another_key_says_so_in_its_health(
 ) -> None:
     server = start_server("--executor", "simulated", "--link-keys", str(keys))
     (engine,) = server.engines
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     flags = ["--model", str(smollm2), "--port", str(port), "--link-keys", str(other_keys)]
     flags += ["--engine-addresses", f"127.0.0.1:{engine['link_port']}"]
     command = [sys.executable, "-m", "services.command", "frontend", *flags]

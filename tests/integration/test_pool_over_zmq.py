@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.protocol import RequestOutput
 from shared.sampling_params import SamplingParams
+from tests.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
 STEP_SECONDS = 0.01
@@ -33,7 +33,7 @@ def undisturbed_run(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 class EngineProcess:
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("router_engine.py")), str(port), str(STEP_SECONDS)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -56,8 +56,8 @@ class EngineProcess:
 def start_engine() -> Iterator[Callable[..., EngineProcess]]:
     engines: list[EngineProcess] = []
 
-    def start(port: int = 0) -> EngineProcess:
-        engines.append(EngineProcess(port))
+    def start(port: int | None = None) -> EngineProcess:
+        engines.append(EngineProcess(port or free_port()))
         return engines[-1]
 
     yield start
@@ -209,9 +209,7 @@ def test_an_engine_that_restarts_is_used_again_and_a_lone_stream_waits_for_it(ru
 
 
 def test_an_engine_that_starts_after_the_frontend_is_found(run: Run, start_engine: Start) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     async def main() -> None:
         async with pool_of(f"127.0.0.1:{port}", "127.0.0.1:1") as pool:

@@ -2,11 +2,11 @@
 
 import contextlib
 import json
+import re
 import shutil
-import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,6 @@ class Prometheus:
     """The server's process, and its query API."""
 
     def __init__(self, folder: Path, scrape: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
         (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
         configuration = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
@@ -62,25 +59,41 @@ class Prometheus:
                     "prometheus",
                     f"--config.file={folder / 'prometheus.yaml'}",
                     f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address={address}",
+                    "--web.listen-address=127.0.0.1:0",
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        self.url = f"http://{address}"
+        self.url = ""
+
+    def wait_until_ready(self) -> None:
+        """Reads the port that it chose from its log. It answers 503, not JSON, to every query before it is ready."""
+
+        def ready() -> bool:
+            chosen = re.search(r'msg="Listening on" address=(\S+)', self.log.read_text())
+            if chosen is None:
+                return False
+            self.url = f"http://{chosen[1]}"
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{self.url}/-/ready", timeout=30).is_success
+            return False
+
+        self._wait(ready, "Prometheus is ready")
 
     def query(self, expression: str) -> list[Any]:
         """The samples of an instant query. Fails with Prometheus' message where it refuses it."""
-        answer = httpx.post(f"{self.url}/api/v1/query", data={"query": expression}, timeout=30).json()
+        response = httpx.post(f"{self.url}/api/v1/query", data={"query": expression}, timeout=30)
+        assert "json" in response.headers.get("content-type", ""), f"{response.status_code}: {response.text[:500]}"
+        answer = response.json()
         assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
         return answer["data"]["result"]
 
     def wait_for(self, expression: str, what: str) -> None:
+        self._wait(lambda: bool(self.query(expression)), what)
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if self.query(expression):
-                    return
+        while not condition():
             assert self.process.poll() is None, self.log.read_text()[-2000:]
             assert time.monotonic() < deadline, f"not within 60 s: {what}"
             time.sleep(0.1)
@@ -105,6 +118,7 @@ def prometheus(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("prometheus")
     prometheus = Prometheus(folder, scrape, rendered.one("PrometheusRule")["spec"]["groups"])
     try:
+        prometheus.wait_until_ready()
         prometheus.wait_for("count(up == 1) == 3", "everything is scraped")
         make_load(server)
         # Rates need two samples after the load began.
