@@ -10,8 +10,8 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from services.engine.rare_log import RareLog
 from shared.link_keys import LinkKeys
+from shared.rare_log import RareLog
 
 logger = logging.getLogger(__name__)
 
@@ -106,4 +106,4 @@ class Gatekeeper:
 
     def _note(self, reason: str, message: str) -> None:
         self.failures[reason] += 1
-        self._rare_logs[reason].warning("%s", message)
+        self._rare_logs[reason].log("%s", message)

@@ -19,7 +19,6 @@ from services.engine.mailbox import Inbox, Outbox
 from services.engine.metric_catalogue import STEP_PHASE_SECONDS
 from services.engine.outputs_encoding import encode_outputs
 from services.engine.peers import MAX_PEERS, Peer, Peers
-from services.engine.rare_log import RareLog
 from services.engine.router_socket import RouterSocket
 from services.engine.settings import EngineSettings
 from shared.link_keys import LinkKeys
@@ -42,6 +41,7 @@ from shared.protocol import (
     decode_to_engine,
     encode,
 )
+from shared.rare_log import RareLog
 from shared.tracing import FinishedSpan
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Link:
                 self._receive(identity, frames[1], now)
             except MalformedMessage as error:
                 self.num_malformed += 1
-                self._rare_log.warning("Dropped a malformed message of frontend %s: %s", identity.hex(), error)
+                self._rare_log.log("Dropped a malformed message of frontend %s: %s", identity.hex(), error)
 
     def _receive(self, identity: bytes, data: bytes, now: float) -> None:
         message = decode_to_engine(data)
@@ -209,7 +209,7 @@ class Link:
             if isinstance(message, Add):
                 # It speaks to a former self of this engine: another must take the request, and HELLO comes first.
                 self._router.send(identity, self._hand_over(message))
-            self._rare_log.warning("Ignored %s of frontend %s: no HELLO", type(message).__name__, identity.hex())
+            self._rare_log.log("Ignored %s of frontend %s: no HELLO", type(message).__name__, identity.hex())
         else:
             peer.last_heard = now
             if isinstance(message, Goodbye):
@@ -234,7 +234,7 @@ class Link:
         else:
             refusal = None
         if refusal is not None:
-            self._rare_log.warning("Refused frontend %s: %s", identity.hex(), refusal)
+            self._rare_log.log("Refused frontend %s: %s", identity.hex(), refusal)
             self._router.send(identity, encode(Goodbye(refusal)))
             return
         peer = self.peers.join(identity, now)

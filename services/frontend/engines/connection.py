@@ -4,7 +4,7 @@
         ▲  └──refused──▶ REFUSED   │               │                                │
         └── link down, silence, a malformed message, a new boot id ─────────────────┘
 
-`link` carries its bytes, `dispatch` gives it requests, `pool` owns it and calls `tick`.
+`outbox` and `link` carry its bytes, `dispatch` gives it requests, `pool` owns it and calls `tick`.
 """
 
 import logging
@@ -17,11 +17,10 @@ from services.frontend.engines.counts import Loss
 from services.frontend.engines.in_flight import InFlight
 from services.frontend.engines.link import Transport
 from services.frontend.engines.load import EngineLoad
+from services.frontend.engines.outbox import Outbox
 from services.frontend.engines.prefix_index import PrefixIndex
 from shared.protocol import (
-    MAX_REQUESTS_PER_MESSAGE,
     PROTOCOL_VERSION,
-    Abort,
     FinishReason,
     Goodbye,
     Heartbeat,
@@ -30,16 +29,13 @@ from shared.protocol import (
     Outputs,
     Quarantined,
     RequestOutput,
-    ToEngine,
     ToFrontend,
     Welcome,
     decode_to_frontend,
-    encode,
 )
+from shared.rare_log import RareLog
 
 logger = logging.getLogger(__name__)
-
-_MALFORMED_LOG_INTERVAL = 10.0  # seconds
 
 
 class EngineConnection:
@@ -66,22 +62,18 @@ class EngineConnection:
         self.lost_for: Loss = "disconnected"
         self.convicted: int | None = None  # the fingerprint of the prompt that was on trial as the engine was lost
         self.stale_outputs = 0
-        self.malformed_messages = 0
         self.handshake_failure: str | None = None  # why the last one failed, until one succeeds
         self._boot_id = boot_id
         self._owner = owner
         self._clock = clock
         self._heartbeat_interval = heartbeat_interval
         self._heartbeat_timeout = heartbeat_timeout
-        # Wire ids that this engine, should it live, must still be told to stop. Bounded by what it had.
-        self._pending_aborts: set[int] = set()
+        self._outbox = Outbox(lambda data: self._link.send(data), clock, lambda: owner.state_changed(self))
+        self._malformed_log = RareLog(logger, logging.ERROR)
         self._link_is_up = False
-        self._blocked_since: float | None = None
         self._greeted_at: float | None = None
         self._last_hello = -math.inf
         self._last_heard = -math.inf
-        self._last_sent = -math.inf
-        self._malformed_logged = -math.inf
         self._refused_for: tuple[bytes, str] | None = None
         self._turned_away_for: str | None = None
         self._link = transport.open(address, boot_id, self)
@@ -93,12 +85,12 @@ class EngineConnection:
 
     @property
     def can_take_requests(self) -> bool:
-        return self.state is ConnectionState.READY and not self.retired and self._blocked_since is None
+        return self.state is ConnectionState.READY and not self.retired and not self.is_blocked
 
     @property
     def is_blocked(self) -> bool:
         """Whether its link takes no more messages for now."""
-        return self._blocked_since is not None
+        return self._outbox.blocked_since is not None
 
     @property
     def is_serving(self) -> bool:
@@ -118,7 +110,7 @@ class EngineConnection:
         """Send the request to this engine under `wire_id`. False: it takes nothing now."""
         assert self.welcome is not None
         request.wire_id = wire_id
-        if not self._send(request.add_message()):
+        if not self._outbox.send(request.add_message()):
             return False
         request.connection = self
         request.fingerprint = self.welcome.fingerprint
@@ -128,12 +120,12 @@ class EngineConnection:
     def abort(self, request: InFlight) -> None:
         """Have the engine stop; at once, or as soon as it takes messages again."""
         if self.in_flight.pop(request.wire_id, None) is not None:
-            self._pending_aborts.add(request.wire_id)
-            self._flush_aborts()
+            self._outbox.owe_aborts([request.wire_id])
+            self._outbox.send_aborts()
 
     def send_heartbeat(self, quarantined: list[Quarantined]) -> None:
         """Tell it that this process lives, and which prompts to refuse."""
-        self._send(Heartbeat(quarantined=quarantined))
+        self._outbox.send(Heartbeat(quarantined=quarantined))
 
     def greet(self) -> None:
         """Say HELLO. The WELCOME decides anew whether the engine is used.
@@ -145,7 +137,7 @@ class EngineConnection:
         self._last_hello = now
         if self._greeted_at is None:
             self._greeted_at = now
-        self._send(Hello(protocol_version=PROTOCOL_VERSION, boot_id=self._boot_id))
+        self._outbox.send(Hello(protocol_version=PROTOCOL_VERSION, boot_id=self._boot_id))
 
     def reconsider(self) -> None:
         """Decide anew, by the last WELCOME, whether the engine is used."""
@@ -159,7 +151,7 @@ class EngineConnection:
         if self.state is ConnectionState.CLOSED:
             return
         if farewell is not None and self._link_is_up and self.state is not ConnectionState.PARTED:
-            self._send(Goodbye(farewell))
+            self._outbox.send(Goodbye(farewell))
         requests = self._take_requests()
         self.lost_for = "removed"
         self.state = ConnectionState.CLOSED
@@ -176,14 +168,15 @@ class EngineConnection:
         if self.state is ConnectionState.CLOSED or not self._link_is_up:
             return
         if self.is_serving:
-            self._flush_aborts()
+            self._outbox.send_aborts()
+            blocked_since = self._outbox.blocked_since
             if punctual and now - self._last_heard >= self._heartbeat_timeout:
                 self._lose("silent", f"it was silent for {now - self._last_heard:.1f} s", reset=True)
-            elif self._blocked_since is not None and now - self._blocked_since >= self._heartbeat_timeout:
-                self._lose("blocked", f"it took no message for {now - self._blocked_since:.1f} s", reset=True)
+            elif blocked_since is not None and now - blocked_since >= self._heartbeat_timeout:
+                self._lose("blocked", f"it took no message for {now - blocked_since:.1f} s", reset=True)
             elif self.state is ConnectionState.DRAINING and not self.in_flight:
                 self._part()
-            elif now - self._last_sent >= self._heartbeat_interval or self._blocked_since is not None:
+            elif now - self._outbox.last_sent >= self._heartbeat_interval or blocked_since is not None:
                 self.send_heartbeat(self._owner.quarantined())
         elif self.state is ConnectionState.CONNECTING:
             if self._greeted_at is not None and now - self._greeted_at >= self._heartbeat_timeout:
@@ -199,7 +192,7 @@ class EngineConnection:
             self._lose("disconnected", "it connected anew", reset=False)
         self._link_is_up = True
         self.handshake_failure = None
-        self._blocked_since = self._greeted_at = None
+        self._outbox.blocked_since = self._greeted_at = None
         self.state = ConnectionState.CONNECTING
         self.greet()
 
@@ -291,7 +284,7 @@ class EngineConnection:
         if known is not None and known.boot_id != welcome.boot_id:
             if self.is_serving:
                 self._lose("restarted", "another process answers in its place", reset=False)
-            self._pending_aborts.clear()
+            self._outbox.forget_aborts()
         elif known is not None:
             self._owner.survived(self)
         self.convicted = None
@@ -308,7 +301,7 @@ class EngineConnection:
             logger.info("engine %s serves %s", self.address, welcome.model)
         self._refused_for = self._turned_away_for = None
         # Before any new request: what it still runs of ours from an earlier connection is nobody's.
-        self._flush_aborts()
+        self._outbox.send_aborts()
         self._set_state(ConnectionState.DRAINING if welcome.draining else ConnectionState.READY)
         if welcome.draining:
             self._part()
@@ -318,8 +311,9 @@ class EngineConnection:
     def _part(self) -> None:
         """Tell an engine that drains once nothing is left there, which it waits for before it ends: what it has sent
         may be lost with the connection until then."""
-        if not self.in_flight and self._send(Goodbye("nothing of this frontend is left on an engine that drains")):
-            self._pending_aborts.clear()
+        farewell = Goodbye("nothing of this frontend is left on an engine that drains")
+        if not self.in_flight and self._outbox.send(farewell):
+            self._outbox.forget_aborts()
             self._set_state(ConnectionState.PARTED)
 
     def _refuse(self, refusal: str, welcome: Welcome) -> None:
@@ -328,22 +322,13 @@ class EngineConnection:
             logger.error("engine %s is left out: %s", self.address, refusal)
         if self.is_serving:
             self._lose("refused", "it must not be used any more", reset=False)
-        self._send(Goodbye("this frontend cannot use the engine: " + refusal[:1000]))
-        self._pending_aborts.clear()
+        self._outbox.send(Goodbye("this frontend cannot use the engine: " + refusal[:1000]))
+        self._outbox.forget_aborts()
         self._set_state(ConnectionState.REFUSED)
 
     def _on_malformed(self, error: MalformedMessage) -> None:
-        self.malformed_messages += 1
         self._owner.counts.link.malformed += 1
-        now = self._clock()
-        if now - self._malformed_logged >= _MALFORMED_LOG_INTERVAL:
-            self._malformed_logged = now
-            logger.error(
-                "engine %s sent a malformed message (%d so far), which is dropped: %s",
-                self.address,
-                self.malformed_messages,
-                error,
-            )
+        self._malformed_log.log("engine %s sent a malformed message, which is dropped: %s", self.address, error)
         if self.is_serving and self.in_flight:
             # It may have held tokens: its streams would go on with a gap.
             self._lose("malformed", "a message of it was malformed and may have held tokens", reset=True)
@@ -367,7 +352,7 @@ class EngineConnection:
 
     def _take_requests(self) -> list[InFlight]:
         requests = list(self.in_flight.values())
-        self._pending_aborts.update(self.in_flight)
+        self._outbox.owe_aborts(self.in_flight)
         self.in_flight.clear()
         for request in requests:
             request.connection = None
@@ -375,30 +360,10 @@ class EngineConnection:
 
     def _reset_link(self) -> None:
         self._link_is_up = False
-        self._blocked_since = self._greeted_at = None
+        self._outbox.blocked_since = self._greeted_at = None
         self._link.reset()
 
     def _set_state(self, state: ConnectionState) -> None:
         if self.state is not state:
             self.state = state
             self._owner.state_changed(self)
-
-    def _flush_aborts(self) -> None:
-        while self._pending_aborts:
-            ids = list(self._pending_aborts)[:MAX_REQUESTS_PER_MESSAGE]
-            if not self._send(Abort(ids)):
-                return
-            self._pending_aborts.difference_update(ids)
-
-    def _send(self, message: ToEngine) -> bool:
-        now = self._clock()
-        if self._link.send(encode(message)):
-            self._last_sent = now
-            if self._blocked_since is not None:
-                self._blocked_since = None
-                self._owner.state_changed(self)
-            return True
-        if self._blocked_since is None:
-            self._blocked_since = now
-            self._owner.state_changed(self)
-        return False

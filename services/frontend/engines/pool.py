@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from services.frontend.engines.aliases import Aliases
+from services.frontend.engines.compatibility import protocol_refusal, weights_refusal
 from services.frontend.engines.connection import EngineConnection
 from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.engines.discovery import discovery_for
@@ -23,7 +25,7 @@ from services.frontend.engines.zmq_link import ZmqTransport
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.link_keys import read_link_keys
-from shared.protocol import PROTOCOL_VERSION, FinishReason, ModelLimits, Quarantined, Welcome, new_boot_id
+from shared.protocol import FinishReason, ModelLimits, Quarantined, Welcome, new_boot_id
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +68,7 @@ class EnginePool:
             settings.quarantine_time,
             clock,
         )
-        # Addresses that turned out to be another way to an engine that is already connected.
-        self._aliases: dict[str, bytes] = {}
+        self._aliases = Aliases(settings.heartbeat_timeout, clock)
         self._found: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._place_is_due = False
@@ -172,8 +173,7 @@ class EnginePool:
     def engines_found(self, addresses: set[str]) -> None:
         """Connect to addresses that are new, and use those that are gone no more than their streams need."""
         self._found = addresses
-        for address in self._aliases.keys() - addresses:
-            del self._aliases[address]
+        self._aliases.keep_only(addresses)
         self._connect_missing()
         for address, connection in list(self.connections.items()):
             gone = address not in addresses
@@ -200,7 +200,7 @@ class EnginePool:
                 logger.exception("the watch over engine %s failed", connection.address)
             if connection.retired and not connection.in_flight:
                 connection.close(farewell="the frontend no longer finds this engine")
-        self._revive_aliases()
+        self._aliases.forget_unused(self.connections.values())
         self._connect_missing()
         self._dispatcher.expire_waiting()
         self._dispatcher.place_waiting()
@@ -216,7 +216,7 @@ class EnginePool:
     def _connect_missing(self) -> None:
         assert self._transport is not None
         settings = self._settings
-        for address in sorted(self._found - self.connections.keys() - self._aliases.keys()):
+        for address in sorted(self._found - self.connections.keys() - self._aliases.addresses.keys()):
             try:
                 self.connections[address] = EngineConnection(
                     address,
@@ -235,29 +235,17 @@ class EnginePool:
 
     def refusal(self, connection: EngineConnection, welcome: Welcome) -> str | None:
         """Why this engine must not be used beside the others, or None."""
-        if abs(welcome.protocol_version - PROTOCOL_VERSION) > 1:
-            return (
-                f"it speaks version {welcome.protocol_version} of the link's protocol and this frontend "
-                f"{PROTOCOL_VERSION}; run releases that are next to each other"
-            )
-        limits = welcome.limits
-        if min(limits.max_model_len, limits.vocab_size, limits.block_size) < 1:
-            return (
-                f"its limits make no sense: max_model_len {limits.max_model_len}, vocab_size {limits.vocab_size}, "
-                f"block_size {limits.block_size}"
-            )
-        if self._is_alias(connection, welcome):
+        refusal = protocol_refusal(welcome)
+        if refusal is not None:
+            return refusal
+        if self._aliases.is_alias(connection, welcome, self.connections.values()):
             logger.warning("%s is another address of an engine that is already connected", connection.address)
-            self._aliases[connection.address] = welcome.boot_id
             # Without a farewell, which would end the requests on the other connection.
             connection.close()
             return None
-        for other in self._measures():
-            if other is not connection and other.fingerprint != welcome.fingerprint:
-                return (
-                    f"it serves other weights ({welcome.fingerprint}) than engine {other.address} "
-                    f"({other.fingerprint}) under the name {self.name!r}; it is used once no engine serves those"
-                )
+        refusal = weights_refusal(self.name, welcome, [each for each in self._measures() if each is not connection])
+        if refusal is not None:
+            return refusal
         try:
             return self._check(welcome)
         except Exception as error:
@@ -320,34 +308,6 @@ class EnginePool:
     def _place_waiting(self) -> None:
         self._place_is_due = False
         self._dispatcher.place_waiting()
-
-    # Two addresses of one engine (IPv4 and IPv6, say) would take its one place for this frontend from each other.
-
-    def _is_alias(self, connection: EngineConnection, welcome: Welcome) -> bool:
-        for other in list(self.connections.values()):
-            if other is connection or other.welcome is None or other.welcome.boot_id != welcome.boot_id:
-                continue
-            if self._holds(other, welcome.boot_id):
-                return True
-            self._aliases[other.address] = welcome.boot_id
-            other.close()
-        return False
-
-    def _holds(self, connection: EngineConnection, boot_id: bytes) -> bool:
-        """Whether this is the connection to that engine, if only a moment ago."""
-        return (
-            connection.welcome is not None
-            and connection.welcome.boot_id == boot_id
-            and (
-                connection.state is not ConnectionState.CONNECTING
-                or self._clock() - connection.lost_at < self._settings.heartbeat_timeout
-            )
-        )
-
-    def _revive_aliases(self) -> None:
-        for address, boot_id in list(self._aliases.items()):
-            if not any(self._holds(connection, boot_id) for connection in self.connections.values()):
-                del self._aliases[address]
 
 
 def _shutting_down() -> GenerationError:

@@ -493,7 +493,7 @@ def test_malformed_bytes_are_counted_and_cost_nobody_a_token(caplog: pytest.LogC
             engine.send(fleet.pool.boot_id, data)
             await fleet.settle()
         connection = fleet.pool.connections[address]
-        assert connection.malformed_messages >= 1
+        assert fleet.pool.counts.link.malformed >= 1
         assert caplog.text.count("sent a malformed message") == 1
         await fleet.run_to_the_end()
         assert sink.token_ids == other.token_ids == undisturbed_run(prompt, 9)

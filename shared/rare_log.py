@@ -1,19 +1,20 @@
-"""Warnings that one hostile peer cannot fill the log with. `link` and `gatekeeper` use it."""
+"""Log lines that one hostile peer cannot fill the log with. Both sides of the link use it."""
 
 import logging
 import time
 
 
 class RareLog:
-    """A warning once in a while, with the count in between."""
+    """A line once in a while, with the count in between."""
 
-    def __init__(self, logger: logging.Logger, interval: float = 10.0) -> None:
+    def __init__(self, logger: logging.Logger, level: int = logging.WARNING, interval: float = 10.0) -> None:
         self._logger = logger
+        self._level = level
         self._interval = interval
         self._next = 0.0
         self._suppressed = 0
 
-    def warning(self, message: str, *args: object) -> None:
+    def log(self, message: str, *args: object) -> None:
         now = time.monotonic()
         if now < self._next:
             self._suppressed += 1
@@ -22,4 +23,4 @@ class RareLog:
             message += f" (and {self._suppressed} more like it since the last such line)"
         self._next = now + self._interval
         self._suppressed = 0
-        self._logger.warning(message, *args)
+        self._logger.log(self._level, message, *args)
