@@ -194,11 +194,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Engines": (
         Panel(
             "Running and waiting",
-            "Running requests are capped by max_num_seqs and by the KV cache; what is beyond waits.",
+            "Running requests are capped by max_num_seqs and by the KV cache; what is beyond waits. Others wait for a "
+            "grammar.",
             "none",
             (
                 (f"sum by (tandem_pool) (tandem_engine_requests_running{{{ENGINE}}})", "{{tandem_pool}} running"),
                 (f"sum by (tandem_pool) (tandem_engine_requests_waiting{{{ENGINE}}})", "{{tandem_pool}} waiting"),
+                (f"sum by (tandem_pool) (tandem_engine_requests_preparing{{{ENGINE}}})", "{{tandem_pool}} grammar"),
             ),
         ),
         Panel(

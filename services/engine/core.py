@@ -1,7 +1,7 @@
 """The engine without its threads and sockets: requests in, steps, outputs by frontend out.
 
-`scheduler` chooses, an executor computes, and this book-keeps: stops, errors, deadlines, logprobs. `loop` drives
-it from one thread; tests drive it directly.
+`scheduler` chooses, an executor computes, `results` says what came of it, and this book-keeps. `loop` drives it from
+one thread; tests drive it directly.
 """
 
 import logging
@@ -12,9 +12,10 @@ from pathlib import Path
 from services.engine.admission import InvalidRequest, already_ended, make_request
 from services.engine.deadlines import Deadlines
 from services.engine.executor.interface import Executor
-from services.engine.grammars import GrammarCompiler, GrammarMatcher, MaskFiller, PendingGrammars, TokenMasks
+from services.engine.grammars import GrammarCompiler, MaskFiller, PendingGrammars, TokenMasks
 from services.engine.kv_cache import BlockEvents, KVCache
 from services.engine.request import Request, SampledToken, Step
+from services.engine.results import RequestFailed, add_what_comes_once, next_output
 from services.engine.scheduler import Scheduler
 from services.engine.settings import EngineSettings
 from services.engine.statistics import Statistics, TokenRate
@@ -313,36 +314,17 @@ class EngineCore:
                 request.prompt_logprobs.extend(result.prompt_logprobs)
             if computed < len(token_ids):
                 continue
-            output = RequestOutput(request.key.request_id)
-            reason: FinishReason | None = None
-            if len(token_ids) >= request.max_total_tokens:
-                reason = FinishReason.LENGTH  # only scored
-            else:
-                token_id = result.token_id
-                if token_id is None:
-                    self._fail(request, "the model's executor sampled no token")
-                    continue
-                token_ids.append(token_id)
-                num_generated += 1
-                output.token_ids = [token_id]
-                if result.logprobs is not None:
-                    output.logprobs = [result.logprobs]
-                if token_id in request.stop_ids and request.num_output_tokens > request.sampling.min_tokens:
-                    reason = FinishReason.STOP
-                    output.stop_token_id = token_id
-                elif grammar is not None and self._completes(grammar, token_id):
-                    reason = FinishReason.STOP
-                    output.stop_token_id = token_id if token_id in self._eos_ids else None
-                elif len(token_ids) >= request.max_total_tokens:
-                    reason = FinishReason.LENGTH
-                if grammar is not None and grammar.error is not None:
-                    self._fail(request, grammar.error)
-                    continue
-            if not request.has_output and not self._fill_first_output(request, output):
+            try:
+                output = next_output(request, result, self._eos_ids)
+                num_generated += len(output.token_ids)
+                if not request.has_output:
+                    self._count_first_output(request)
+                    add_what_comes_once(request, output)
+            except RequestFailed as failure:
+                self._fail(request, str(failure))
                 continue
-            if reason is not None:
-                output.finish_reason = reason
-                self._finish(request, reason)
+            if output.finish_reason is not None:
+                self._finish(request, output.finish_reason)
             peer = request.key.peer
             if peer in outputs:
                 outputs[peer].append(output)
@@ -350,28 +332,12 @@ class EngineCore:
                 outputs[peer] = [output]
         self.statistics.generated_tokens += num_generated
 
-    @staticmethod
-    def _completes(grammar: GrammarMatcher, token_id: int) -> bool:
-        """Tell the grammar of a token; True: nothing can follow. min_tokens and ignore_eos do not change that."""
-        grammar.accept(token_id)
-        return grammar.done
-
-    def _fill_first_output(self, request: Request, output: RequestOutput) -> bool:
-        """Add what comes once. False: the request failed instead."""
+    def _count_first_output(self, request: Request) -> None:
         request.has_output = True
-        self.statistics.prefill_seconds.observe(time.perf_counter() - request.admitted_at)
-        output.cached_tokens = request.num_cached_tokens or 0
-        self.statistics.prompt_tokens += request.num_prompt_tokens
-        self.statistics.cached_tokens += output.cached_tokens
-        if request.prompt_logprobs is not None:
-            output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
-            expected = request.num_prompt_tokens - 1
-            if len(output.prompt_logprobs) != expected:
-                self._fail(
-                    request, f"the model's executor gave {len(output.prompt_logprobs)} prompt logprobs, not {expected}"
-                )
-                return False
-        return True
+        statistics = self.statistics
+        statistics.prefill_seconds.observe(time.perf_counter() - request.admitted_at)
+        statistics.prompt_tokens += request.num_prompt_tokens
+        statistics.cached_tokens += request.num_cached_tokens or 0
 
     def _fail(self, request: Request, error: str) -> None:
         logger.error("request %d of frontend %s failed: %s", request.key.request_id, request.key.peer.hex(), error)

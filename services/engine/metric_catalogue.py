@@ -25,6 +25,9 @@ REQUESTS_RUNNING = Metric("tandem_engine_requests_running", "gauge", "Requests t
 REQUESTS_WAITING = Metric(
     "tandem_engine_requests_waiting", "gauge", "Requests that wait for room, preempted ones included."
 )
+REQUESTS_PREPARING = Metric(
+    "tandem_engine_requests_preparing", "gauge", "Requests that wait for their grammar, before they wait for room."
+)
 WAITING_TOKENS = Metric("tandem_engine_waiting_tokens", "gauge", "Tokens of prompts that no step has computed yet.")
 REQUESTS_RECEIVED = Metric(
     "tandem_engine_requests_received_total", "counter", "Requests that came over the link, resumed ones included."

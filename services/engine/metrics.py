@@ -68,6 +68,7 @@ class EngineMetrics(Collector):
             catalogue.KV_CACHE_INFO: {(str(core.limits.block_size), str(total)): 1},
             catalogue.REQUESTS_RUNNING: {(): len(scheduler.running)},
             catalogue.REQUESTS_WAITING: {(): len(scheduler.waiting)},
+            catalogue.REQUESTS_PREPARING: {(): len(core.pending_grammars)},
             catalogue.WAITING_TOKENS: {(): scheduler.uncomputed_tokens},
             catalogue.REQUESTS_RECEIVED: {(): counts.received},
             catalogue.REQUESTS_REFUSED: {(reason,): counts.refused.get(reason, 0) for reason in _REFUSALS},

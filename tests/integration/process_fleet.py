@@ -131,6 +131,7 @@ class Engine(Member):
         return {
             "running": self.metric("requests_running"),
             "waiting": self.metric("requests_waiting"),
+            "waiting for a grammar": self.metric("requests_preparing"),
             "blocks in use": self.metric("kv_blocks") - self.metric("kv_blocks_free"),
         }
 

@@ -210,8 +210,9 @@ def test_the_engines_figures_are_the_clients(fleet: ProcessFleet, load: tuple[li
     assert total("step_phase_seconds_count", phase="send") > 0
     assert max(seen["requests_running"]) >= 1
     assert 0 < max(seen["kv_usage_ratio"]) <= 2
-    for gauge in ("requests_running", "requests_waiting", "waiting_tokens", "kv_usage_ratio", "link_backlog_bytes"):
+    for gauge in ("requests_running", "requests_waiting", "requests_preparing", "waiting_tokens", "kv_usage_ratio"):
         assert total(gauge) == 0, gauge
+    assert total("link_backlog_bytes") == 0
     assert total("kv_blocks_cached") > 0
 
 

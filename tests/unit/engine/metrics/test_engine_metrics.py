@@ -11,6 +11,7 @@ from services.engine.link import Link
 from services.engine.mailbox import Inbox
 from services.engine.metrics import EngineMetrics, Serving
 from shared.metrics import PROCESS_METRICS
+from shared.structured_output import StructuredOutput
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_refusals_are_told_apart(model: Path) -> None:
     assert core.statistics.received == 4
 
 
-def test_a_scrape_shows_the_whole_catalogue(model: Path) -> None:
+def test_a_scrape_shows_the_whole_catalogue(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_settings(model)
     core = make_core(model)
     trouble: str | None = "loading"
@@ -98,9 +99,14 @@ def test_a_scrape_shows_the_whole_catalogue(model: Path) -> None:
         serving, trouble = Serving(core, link, inbox), None
         core.add(PEER, make_add(1, [5] * 9, max_tokens=2))
         core.step()
+        waiting = StructuredOutput(kind="choice", value='["yes"]')
+        monkeypatch.setattr(core.pending_grammars, "take_ready", list)  # as if it were still being made
+        core.add(PEER, make_add(2, [5], structured_output=waiting))
         shown = scrape()
         assert shown["tandem_engine_ready"] == {(): 1.0}
         assert shown["tandem_engine_requests_running"] == {(): 1.0}
+        assert shown["tandem_engine_requests_preparing"] == {(): 1.0}
+        assert shown["tandem_engine_requests_waiting"] == {(): 0.0}
         assert shown["tandem_engine_kv_usage_ratio"] == {(): 3 / 64}
         assert shown["tandem_engine_kv_cache_info"] == {("4", "64"): 1.0}
         assert set(shown["tandem_engine_requests_finished"].values()) == {0.0}
