@@ -5,12 +5,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services.frontend.engines.in_process import InProcessTransport
-from services.frontend.engines.in_process_engine import InProcessEngine
+from services.frontend.engines.in_process_engine import InProcessEngine, undisturbed_run
 from services.frontend.engines.pool import EnginePool
 from services.frontend.generation import Generation, GenerationError
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
 from shared.protocol import FinishReason, RequestOutput, Welcome
 from shared.sampling_params import SamplingParams
+
+
+def long_prompt(max_tokens: int, start: int = 0) -> list[int]:
+    """A prompt whose run meets no eos before max_tokens."""
+    return next([seed] for seed in range(start, 10_000) if len(undisturbed_run([seed], max_tokens + 1)) > max_tokens)
 
 
 class RecordingSink:

@@ -1,7 +1,6 @@
 """Each engine that had a request is a branch of its trace, and is told the span that its own belong below."""
 
-from engine_fleet import Fleet, RecordingSink, run
-from test_failover import long_prompt
+from engine_fleet import Fleet, RecordingSink, long_prompt, run
 
 from services.frontend.generation import Generation
 from services.frontend.tracing import MAX_ATTEMPTS, RequestTrace

@@ -1,7 +1,6 @@
 """Engines that drain: what they have moves on without a loss, and they are told when nothing is left."""
 
-from engine_fleet import Fleet, run
-from test_failover import long_prompt
+from engine_fleet import Fleet, long_prompt, run
 
 from services.frontend.engines.connection_state import ConnectionState
 from services.frontend.engines.in_process_engine import InProcessEngine, undisturbed_run
