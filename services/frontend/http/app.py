@@ -69,10 +69,13 @@ def create_app(
         middleware=_middleware(settings, state, keys, tracing),
         redoc_url=None,
         redirect_slashes=False,
+        # RequestTracing makes the spans and RequestLog the metrics. FastAPI's would be a second set.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.frontend = state
     for routes in (chat, completions, models, tokenization, engines, health):
-        app.include_router(routes.router)
+        # Not include_router, which has every request look for its route twice.
+        app.router.routes.extend(routes.router.routes)
     for error in (ApiError, InvalidPrompt, InvalidSamplingParams, GenerationError):
         app.add_exception_handler(error, answer_error)
     for error in (ClientDisconnected, ClientDisconnect):

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from services.frontend.http.answer import AnswerHead
 from services.frontend.http.chat_answer import ChatAnswer, ChatChunks
+from services.frontend.http.direct_route import DirectRoute
 from services.frontend.http.errors import bad_request
 from services.frontend.http.generate import answer, make_choices
 from services.frontend.http.loaded_model import LoadedModel
@@ -28,7 +29,7 @@ from services.frontend.metrics.request_record import generates
 from services.frontend.prompts.limits import room_for_output, truncate_prompt
 from shared.structured_output import StructuredOutput
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 
 @router.post("/v1/chat/completions", **documented(ChatCompletionRequest, ChatCompletion, streams=True))

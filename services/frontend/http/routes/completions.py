@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from services.frontend.http.answer import AnswerHead
 from services.frontend.http.completion_answer import CompletionAnswer, CompletionChunks, EchoedPrompt
+from services.frontend.http.direct_route import DirectRoute
 from services.frontend.http.errors import bad_request
 from services.frontend.http.generate import answer, check_number_of_choices, make_choices
 from services.frontend.http.loaded_model import LoadedModel
@@ -24,7 +25,7 @@ from services.frontend.metrics.request_record import generates
 from services.frontend.prompts.limits import check_prompt_ids, room_for_output, truncate_prompt
 from shared.protocol import ModelLimits
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.frontend.http.direct_route import DirectRoute
 from services.frontend.http.json_bytes import json_bytes
 from services.frontend.http.openapi import documented
 from services.frontend.http.parsing import parse_body
@@ -12,7 +13,7 @@ from services.frontend.http.schemas.tokenization import DetokenizeRequest, Token
 from services.frontend.http.state import frontend_state
 from services.frontend.prompts.limits import check_prompt_ids
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 
 @router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
