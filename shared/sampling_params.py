@@ -4,7 +4,6 @@ The frontend makes one from the client's JSON and checks it against the model's 
 it again before it queues the request, since a wrong id would write into a neighbour's row of the batch.
 """
 
-import math
 from collections.abc import Collection
 from typing import Annotated
 
@@ -65,55 +64,51 @@ def check_sampling_params(params: SamplingParams, vocab_size: int) -> None:
     shared.sampling_params.InvalidSamplingParams: top_p must be over 0 and at most 1, not 0.0
     """
     # max_tokens 0 is meant: a prompt is only scored (prompt_logprobs), nothing is generated.
-    _require(params.max_tokens >= 0, "max_tokens", f"must be at least 0, not {params.max_tokens}")
+    if params.max_tokens < 0:
+        raise InvalidSamplingParams("max_tokens", f"must be at least 0, not {params.max_tokens}")
     _require_number("temperature", params.temperature, 0.0, 100.0)
-    _require(
-        math.isfinite(params.top_p) and 0.0 < params.top_p <= 1.0,
-        "top_p",
-        f"must be over 0 and at most 1, not {params.top_p}",
-    )
-    _require(params.top_k >= 0, "top_k", f"must be 0 (off) or more, not {params.top_k}")
+    if not 0.0 < params.top_p <= 1.0:  # NaN too, here and below
+        raise InvalidSamplingParams("top_p", f"must be over 0 and at most 1, not {params.top_p}")
+    if params.top_k < 0:
+        raise InvalidSamplingParams("top_k", f"must be 0 (off) or more, not {params.top_k}")
     _require_number("min_p", params.min_p, 0.0, 1.0)
-    _require(0 <= params.seed <= MAX_SEED, "seed", f"must be from 0 to {MAX_SEED}, not {params.seed}")
-    _require(
-        0 <= params.min_tokens <= params.max_tokens,
-        "min_tokens",
-        f"must be from 0 to max_tokens ({params.max_tokens}), not {params.min_tokens}",
-    )
-    _require(
-        # A logit divided by less would no longer be a number of float32.
-        math.isfinite(params.repetition_penalty) and 0.01 <= params.repetition_penalty <= 100.0,
-        "repetition_penalty",
-        f"must be from 0.01 to 100, not {params.repetition_penalty}",
-    )
+    if not 0 <= params.seed <= MAX_SEED:
+        raise InvalidSamplingParams("seed", f"must be from 0 to {MAX_SEED}, not {params.seed}")
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        message = f"must be from 0 to max_tokens ({params.max_tokens}), not {params.min_tokens}"
+        raise InvalidSamplingParams("min_tokens", message)
+    # A logit divided by less would no longer be a number of float32.
+    _require_number("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
     _require_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _require_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    for field in ("logprobs", "prompt_logprobs"):
-        count = getattr(params, field)
-        if count is not None:
-            _require(0 <= count <= MAX_LOGPROBS, field, f"must be from 0 to {MAX_LOGPROBS}, not {count}")
+    _require_count("logprobs", params.logprobs)
+    _require_count("prompt_logprobs", params.prompt_logprobs)
     _require_in_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
     _require_in_vocabulary("logit_bias", params.logit_bias, vocab_size)
-    bias = next((bias for bias in params.logit_bias.values() if not -100.0 <= bias <= 100.0), 0.0)  # NaN too
-    _require(-100.0 <= bias <= 100.0, "logit_bias", f"must be from -100 to 100, not {bias}")
+    for bias in params.logit_bias.values():
+        _require_number("logit_bias", bias, -100.0, 100.0)
     if params.allowed_token_ids is not None:
-        _require(len(params.allowed_token_ids) > 0, "allowed_token_ids", "must not be empty")
+        if not params.allowed_token_ids:
+            raise InvalidSamplingParams("allowed_token_ids", "must not be empty")
         _require_in_vocabulary("allowed_token_ids", params.allowed_token_ids, vocab_size)
     for word in params.bad_words_token_ids:
-        _require(len(word) > 0, "bad_words", "must not hold an empty word")
+        if not word:
+            raise InvalidSamplingParams("bad_words", "must not hold an empty word")
         _require_in_vocabulary("bad_words", word, vocab_size)
     if params.structured_output is not None:
         fault = structured_output_fault(params.structured_output)
-        _require(fault is None, "structured_output", str(fault))
-
-
-def _require(condition: bool, field: str, message: str) -> None:
-    if not condition:
-        raise InvalidSamplingParams(field, message)
+        if fault is not None:
+            raise InvalidSamplingParams("structured_output", fault)
 
 
 def _require_number(field: str, value: float, low: float, high: float) -> None:
-    _require(math.isfinite(value) and low <= value <= high, field, f"must be from {low:g} to {high:g}, not {value}")
+    if not low <= value <= high:
+        raise InvalidSamplingParams(field, f"must be from {low:g} to {high:g}, not {value}")
+
+
+def _require_count(field: str, count: int | None) -> None:
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidSamplingParams(field, f"must be from 0 to {MAX_LOGPROBS}, not {count}")
 
 
 def _require_in_vocabulary(field: str, token_ids: Collection[int], vocab_size: int) -> None:

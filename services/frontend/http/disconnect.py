@@ -16,17 +16,26 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 
     The request's body must have been read: what `receive` gives after it is the disconnect.
     """
-    working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
+    # Without a time: it ends the work when it is told to, which takes no task for the work.
+    connected = asyncio.timeout(None)
+
+    def left(watching: asyncio.Future[None]) -> None:
+        if not watching.cancelled():
+            watching.exception()  # whatever it is, the client is gone
+            connected.reschedule(0)
+
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnected
+        async with connected:
+            watching.add_done_callback(left)
+            return await work
+    except TimeoutError:
+        if connected.expired():
+            raise ClientDisconnected from None
+        raise
     finally:
-        working.cancel()
+        watching.remove_done_callback(left)
         watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -27,6 +27,42 @@ RESPONSE_BODY = "tandem.response_body"
 _UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
+class AnswerTransport:
+    """The connection as one answer writes to it: its head waits for the beginning of the body, to leave with it in one
+    system call, but no longer than the event loop's present turn takes."""
+
+    __slots__ = ("_begun", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._begun = False
+
+    def write(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            data, self._head = self._head + data, b""
+            self._transport.write(data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""
+
+
 class ResponseBody:
     """The body of one answer, for pieces that are written from outside its task: between the start and the end of the
     answer, which go through ASGI's `send`. `on_writable` is called when the client has read enough of what it had."""
@@ -115,6 +151,7 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
+        cycle.transport = AnswerTransport(cycle.transport, self.loop)
         self._body = cycle.scope[RESPONSE_BODY] = ResponseBody(cycle)
         super()._start_asgi_task(cycle, app)
 

@@ -1,5 +1,6 @@
 """Connections that misbehave: heads without end, silence, requests ahead of their answers, offers to upgrade."""
 
+import asyncio
 import json
 import socket
 
@@ -186,3 +187,61 @@ def test_listeners_accept_connections_that_notice_lost_clients():
         _set_connection_options(listener)
         with socket.create_connection(listener.getsockname()) as _, listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+class Written:
+    """A transport that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def test_an_answers_head_leaves_with_the_beginning_of_its_body() -> None:
+    async def main() -> None:
+        written = Written()
+        answer = protocol.AnswerTransport(written, asyncio.get_running_loop())
+        for data in (b"head ", b"body", b"more"):
+            answer.write(data)
+        assert written.writes == [b"head body", b"more"]
+        await asyncio.sleep(0)
+        assert written.writes == [b"head body", b"more"]
+
+    asyncio.run(main())
+
+
+def test_an_answers_head_waits_for_no_body_that_is_not_there() -> None:
+    async def main() -> None:
+        written = Written()
+        answer = protocol.AnswerTransport(written, asyncio.get_running_loop())
+        answer.write(b"head")
+        assert written.writes == []
+        await asyncio.sleep(0)
+        assert written.writes == [b"head"]
+        answer.write(b"body")
+        assert written.writes == [b"head", b"body"]
+
+    asyncio.run(main())
+
+
+def test_an_answers_head_leaves_before_its_connection_closes() -> None:
+    async def main() -> None:
+        written = Written()
+        answer = protocol.AnswerTransport(written, asyncio.get_running_loop())
+        answer.write(b"head")
+        answer.close()
+        assert (written.writes, written.closed) == ([b"head"], True)
+        await asyncio.sleep(0)
+        assert written.writes == [b"head"]
+
+    asyncio.run(main())
