@@ -56,6 +56,9 @@ class TorchExecutor:
         folder = resolve_model_folder(settings.model, settings.revision, code=settings.trust_remote_code)
         limits = read_config_limits(folder)
         weights_fingerprint = fingerprint(folder)
+        if settings.quantization != "none":
+            # Other tokens: no stream may go on from one to the other.
+            weights_fingerprint += f"-{settings.quantization}"
         max_model_len = settings.max_model_len or limits.max_model_len
         if max_model_len > limits.max_model_len:
             raise ModelLoadError(
@@ -67,6 +70,7 @@ class TorchExecutor:
             dtype=settings.dtype,
             device=settings.device,
             max_model_len=max_model_len,
+            quantization=settings.quantization,
             trust_remote_code=settings.trust_remote_code,
             use_kernels=use_kernels,
         )
@@ -102,9 +106,10 @@ class TorchExecutor:
             folder=folder,
         )
         logger.info(
-            "Model %s loaded: %s on %s, %s; KV cache of %d blocks (%d tokens, %.2f GiB); %d threads.",
+            "Model %s loaded: %s%s on %s, %s; KV cache of %d blocks (%d tokens, %.2f GiB); %d threads.",
             settings.model,
             str(loaded.dtype).removeprefix("torch."),
+            "" if settings.quantization == "none" else f" with {settings.quantization} weights",
             loaded.device,
             type(self._attention).__name__,
             num_blocks,

@@ -1,4 +1,5 @@
-"""The native decoder on a CPU in bf16: a whole step in one call of C (kernels/decoder_step.c).
+"""The native decoder on a CPU in bf16, with weights of 16, 8 or 4 bits: a whole step in one call of C
+(kernels/decoder_step.c).
 
 `decoder` is the same operation by operation, for GPUs, other types, and CPUs without a C compiler.
 """
@@ -18,7 +19,8 @@ from services.engine.model.decoder_weights import LayerWeights, Matrix, take_emb
 from services.engine.model.kernel_structures import AttentionArguments, LayerArguments, LinearArguments, StepArguments
 from services.engine.model.kernels import Kernels
 from services.engine.model.kv_pool import KVLayer, KVPool
-from services.engine.model.packed_weights import PackedWeights
+from services.engine.model.packed_weights import MatrixPlan, PackedWeights
+from services.engine.model.quantization import FORMATS, Quantization
 from services.engine.model.rope import rope_tables
 from services.engine.model.weights import Checkpoint
 
@@ -33,7 +35,14 @@ class CpuDecoder:
     """
 
     def __init__(
-        self, config: DecoderConfig, hf_config: Any, checkpoint: Checkpoint, kernels: Kernels, *, max_model_len: int
+        self,
+        config: DecoderConfig,
+        hf_config: Any,
+        checkpoint: Checkpoint,
+        kernels: Kernels,
+        *,
+        max_model_len: int,
+        quantization: Quantization = "none",
     ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
@@ -49,7 +58,7 @@ class CpuDecoder:
         def take(name: str, *shape: int) -> Tensor:
             return checkpoint.take(name, shape).to(DTYPE)
 
-        self._packed = PackedWeights(kernels, _matrix_sizes(config))
+        self._packed = PackedWeights(kernels, _plan_matrices(config, quantization))
         self._kept: list[Tensor] = []  # what the structures point to
         # In the mapped file: only the rows that are looked up cost memory.
         self._embeddings = take_embeddings(config, checkpoint)
@@ -109,15 +118,15 @@ class CpuDecoder:
             self._keep(weights.mlp_norm),
             self._pack(weights.qkv),
             self._pack(weights.output),
-            self._pack(weights.gate_up, gated=True),
+            self._pack(weights.gate_up),
             self._pack(weights.down),
             window=window or 0,
         )
 
-    def _pack(self, matrix: Matrix, gated: bool = False) -> LinearArguments:
-        outputs, inputs = matrix.weight.shape
-        address, panels = self._packed.add(matrix.weight, gated)
-        return LinearArguments(address, self._keep(matrix.bias), inputs, outputs, panels)
+    def _pack(self, matrix: Matrix) -> LinearArguments:
+        bias = None if matrix.bias is None else matrix.bias.contiguous()
+        self._keep(bias)
+        return self._packed.add(matrix.weight, bias)
 
     def _keep(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
@@ -161,9 +170,15 @@ class CpuDecoder:
         self._rows = rows
 
 
-def _matrix_sizes(config: DecoderConfig) -> list[tuple[int, int, bool]]:
-    """Outputs, inputs, and whether it is gated, of every matrix in the order of a step."""
+def _plan_matrices(config: DecoderConfig, quantization: Quantization) -> list[MatrixPlan]:
+    """Every matrix in the order of a step."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
-    layer = [(query + 2 * kv, hidden, False), (hidden, query, False), (2 * inner, hidden, True), (hidden, inner, False)]
-    return [*layer * config.num_layers, (config.vocab_size, hidden, False)]
+    format_, head_format = FORMATS[quantization]
+    layer = [
+        MatrixPlan(query + 2 * kv, hidden, format=format_),
+        MatrixPlan(hidden, query, format=format_),
+        MatrixPlan(2 * inner, hidden, gated=True, format=format_),
+        MatrixPlan(hidden, inner, format=format_),
+    ]
+    return [*layer * config.num_layers, MatrixPlan(config.vocab_size, hidden, format=head_format)]

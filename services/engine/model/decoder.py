@@ -14,9 +14,10 @@ from services.engine.model.attention import Attention, AttentionOptions
 from services.engine.model.batch import MIN_ROWS, Batch
 from services.engine.model.decoder_config import DecoderConfig
 from services.engine.model.decoder_ops import DecoderOps, Heads
-from services.engine.model.decoder_weights import LayerWeights, take_embeddings, take_head, take_layer
+from services.engine.model.decoder_weights import LayerWeights, Matrix, take_embeddings, take_head, take_layer
 from services.engine.model.kv_pool import KVLayer
 from services.engine.model.linear import Linear, make_linear
+from services.engine.model.quantization import FORMATS, Quantization, WeightFormat, rounded_weights
 from services.engine.model.rope import rope_tables
 from services.engine.model.weights import Checkpoint
 
@@ -34,7 +35,7 @@ class _Layer:
 
 
 class Decoder:
-    """`hf_config` is read for the rotary embedding only."""
+    """`hf_config` is read for the rotary embedding only. Quantized weights take the room that they had before."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        quantization: Quantization = "none",
     ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
@@ -61,10 +63,12 @@ class Decoder:
         # The packed head is a second copy of a tied table. On a CPU the table stays in the mapped file, in its own
         # type, so that only the rows that are looked up cost memory.
         self._embeddings = table if device.type == "cpu" else table.to(device, dtype)
-        self._layers = [_make_layer(config, i, take_layer(config, i, take)) for i in range(config.num_layers)]
+        format_, head_format = FORMATS[quantization]
+        self._layers = [_make_layer(config, i, take_layer(config, i, take), format_) for i in range(config.num_layers)]
         self._norm = take("model.norm.weight", config.hidden_size)
         head = take_head(config, table, checkpoint)
-        self._head = make_linear(self._embeddings if head is table and device.type != "cpu" else head.to(device, dtype))
+        head = self._embeddings if head is table and device.type != "cpu" else head.to(device, dtype)
+        self._head = make_linear(rounded_weights(head, head_format))
         checkpoint.finish()
 
     def forward(self, batch: Batch, rows: Tensor, attention: Attention) -> Tensor:
@@ -94,10 +98,13 @@ class Decoder:
         return self._head(padded.contiguous())[: len(states)]
 
 
-def _make_layer(config: DecoderConfig, i: int, weights: LayerWeights) -> _Layer:
+def _make_layer(config: DecoderConfig, i: int, weights: LayerWeights, format_: WeightFormat) -> _Layer:
+    def linear(matrix: Matrix) -> Linear:
+        return make_linear(rounded_weights(matrix.weight, format_), matrix.bias)
+
     return _Layer(
         attention_norm=weights.attention_norm,
-        qkv=make_linear(weights.qkv.weight, weights.qkv.bias),
+        qkv=linear(weights.qkv),
         heads=Heads(
             query=config.query_heads,
             kv=config.kv_heads,
@@ -106,8 +113,8 @@ def _make_layer(config: DecoderConfig, i: int, weights: LayerWeights) -> _Layer:
             key_norm=weights.key_norm,
         ),
         options=AttentionOptions(scale=config.head_dim**-0.5, window=config.windows[i]),
-        output=make_linear(weights.output.weight, weights.output.bias),
+        output=linear(weights.output),
         mlp_norm=weights.mlp_norm,
-        gate_up=make_linear(weights.gate_up.weight, weights.gate_up.bias),
-        down=make_linear(weights.down.weight, weights.down.bias),
+        gate_up=linear(weights.gate_up),
+        down=linear(weights.down),
     )

@@ -20,7 +20,7 @@ class LinearArguments(ctypes.Structure):
     _fields_ = (
         ("weights", _POINTER),
         ("bias", _POINTER),
-        *((name, _INTEGER) for name in ("inputs", "outputs", "panels")),
+        *((name, _INTEGER) for name in ("inputs", "outputs", "panels", "format")),
     )
 
 

@@ -16,11 +16,12 @@ from services.engine.model.cpu_decoder import CpuDecoder
 from services.engine.model.cpu_decoder_ops import KernelDecoderOps
 from services.engine.model.cuda_attention import VarlenAttention, varlen_handles
 from services.engine.model.decoder import Decoder
-from services.engine.model.decoder_config import native_decoder_config
+from services.engine.model.decoder_config import NATIVE_MODEL_TYPES, native_decoder_config
 from services.engine.model.decoder_ops import DecoderOps, TorchDecoderOps
 from services.engine.model.errors import ModelLoadError
 from services.engine.model.kernels import Kernels, load_kernels
 from services.engine.model.kv_pool import KVLayer, KVPool
+from services.engine.model.quantization import Quantization
 from services.engine.model.weights import Checkpoint, weight_files
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     max_model_len: int,
+    quantization: Quantization = "none",
     trust_remote_code: bool = False,
     use_kernels: bool = True,
 ) -> LoadedModel:
@@ -75,14 +77,24 @@ def load_model(
     torch_dtype = _dtype(dtype, config)
     kernels = load_kernels() if use_kernels and torch_device.type == "cpu" else None
     native = native_decoder_config(config)
+    quantized = quantization != "none"
+    if quantized:
+        _check_quantizable(quantization, config.model_type, native is not None, torch_device, torch_dtype)
     if native is not None:
         usable = kernels
         if not kernel_handles(native.query_heads, native.kv_heads, native.head_dim, torch_dtype):
             usable = None
         model: Model
-        if usable is not None and torch_dtype == torch.bfloat16 and not _has_matrix_units():
-            model = CpuDecoder(native, config, Checkpoint(folder), usable, max_model_len=max_model_len)
+        if usable is not None and torch_dtype == torch.bfloat16 and (quantized or not _has_matrix_units()):
+            model = CpuDecoder(
+                native, config, Checkpoint(folder), usable, max_model_len=max_model_len, quantization=quantization
+            )
         else:
+            if quantized:
+                logger.warning(
+                    "Without the C kernels, %s weights save neither memory nor time: they are only as exact as that.",
+                    quantization,
+                )
             ops: DecoderOps = TorchDecoderOps() if usable is None else KernelDecoderOps(usable, torch_dtype)
             model = Decoder(
                 native,
@@ -92,6 +104,7 @@ def load_model(
                 dtype=torch_dtype,
                 device=torch_device,
                 max_model_len=max_model_len,
+                quantization=quantization,
             )
         query_heads = native.query_heads
     else:
@@ -108,6 +121,25 @@ def load_model(
         return _choose_attention(pool, model.kv_layers, query_heads, kernels, torch_dtype, torch_device)
 
     return LoadedModel(model, torch_dtype, torch_device, make_attention, isinstance(model, CpuDecoder))
+
+
+def _check_quantizable(
+    quantization: Quantization, model_type: str, is_native: bool, device: torch.device, dtype: torch.dtype
+) -> None:
+    if device.type != "cpu":
+        raise ModelLoadError(
+            f"--quantization {quantization} works on CPUs only: leave it out on a GPU, or pass --device cpu."
+        )
+    if not is_native:
+        raise ModelLoadError(
+            f"--quantization {quantization} works with {', '.join(NATIVE_MODEL_TYPES)} models only, as far as they have "
+            f"a native decoder: leave it out for this {model_type} model."
+        )
+    if dtype != torch.bfloat16:
+        raise ModelLoadError(
+            f"--quantization {quantization} works beside bfloat16 only, and this model would run in "
+            f"{str(dtype).removeprefix('torch.')}: pass --dtype bfloat16."
+        )
 
 
 def _choose_attention(

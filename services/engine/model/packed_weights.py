@@ -6,41 +6,60 @@ where they are.
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from services.engine.model.kernel_structures import LinearArguments
 from services.engine.model.kernels import Kernels
 from services.engine.model.page_memory import fresh_pages
+from services.engine.model.quantization import WeightFormat
 
 _ALIGNMENT = 64  # bytes: a cache line
 
 
-class PackedWeights:
-    """Room for bf16 matrices of the given (outputs, inputs, gated), which `add` then fills in that order."""
+@dataclass(frozen=True, slots=True)
+class MatrixPlan:
+    """A matrix [outputs, inputs] that will be packed. `gated`: the first half of its outputs are gates, the second
+    what they are for."""
 
-    def __init__(self, kernels: Kernels, sizes: Sequence[tuple[int, int, bool]]) -> None:
+    outputs: int
+    inputs: int
+    gated: bool = False
+    format: WeightFormat = WeightFormat.BF16
+
+
+class PackedWeights:
+    """Room for the matrices of these plans, which `add` then fills in that order."""
+
+    def __init__(self, kernels: Kernels, plans: Sequence[MatrixPlan]) -> None:
         self._size_of = kernels.long.packed_size
         self._panels_of = kernels.long.packed_panels
         self._pack = kernels.long.pack_linear
-        self._size_of.argtypes, self._size_of.restype = [ctypes.c_int64] * 3, ctypes.c_int64
+        self._size_of.argtypes, self._size_of.restype = [ctypes.c_int64] * 4, ctypes.c_int64
         self._panels_of.argtypes, self._panels_of.restype = [ctypes.c_int64] * 2, ctypes.c_int64
-        self._pack.argtypes, self._pack.restype = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3], None
-        self.num_bytes = sum(self._bytes_of(*size) for size in sizes)
+        self._pack.argtypes, self._pack.restype = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 5], None
+        self._plans = list(reversed(plans))
+        self.num_bytes = sum(self._bytes_of(plan) for plan in plans)
         self._memory = fresh_pages(self.num_bytes)
         self._next = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._end = self._next + self.num_bytes
 
-    def add(self, weight: Tensor, gated: bool) -> tuple[int, int]:
-        """The packed matrix's address and number of panels."""
-        outputs, inputs = weight.shape
+    def add(self, weight: Tensor, bias: Tensor | None = None) -> LinearArguments:
+        """Pack the next matrix, bf16 [outputs, inputs]. What is returned points to the bias, bf16 [outputs]."""
+        plan = self._plans[-1] if self._plans else None
+        if plan is None or tuple(weight.shape) != (plan.outputs, plan.inputs) or weight.dtype != torch.bfloat16:
+            raise ValueError(f"a {weight.dtype} matrix {tuple(weight.shape)} was not the one announced: {plan}")
+        self._plans.pop()
         address = self._next
-        self._next += self._bytes_of(outputs, inputs, gated)
-        if self._next > self._end or weight.dtype != torch.bfloat16:
-            raise ValueError(f"a {weight.dtype} matrix {tuple(weight.shape)} was not among those that were announced")
+        self._next += self._bytes_of(plan)
         weight = weight.contiguous()
-        self._pack(weight.data_ptr(), address, outputs, inputs, gated)
-        return address, self._panels_of(outputs, gated)
+        shape = (plan.outputs, plan.inputs, plan.gated, plan.format)
+        self._pack(weight.data_ptr(), address, *shape, torch.get_num_threads())
+        panels = self._panels_of(plan.outputs, plan.gated)
+        bias_address = None if bias is None else bias.data_ptr()
+        return LinearArguments(address, bias_address, plan.inputs, plan.outputs, panels, plan.format)
 
-    def _bytes_of(self, outputs: int, inputs: int, gated: bool) -> int:
-        return -(-self._size_of(outputs, inputs, gated) * 2 // _ALIGNMENT) * _ALIGNMENT
+    def _bytes_of(self, plan: MatrixPlan) -> int:
+        size = self._size_of(plan.outputs, plan.inputs, plan.gated, plan.format)
+        return -(-size // _ALIGNMENT) * _ALIGNMENT

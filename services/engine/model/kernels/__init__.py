@@ -26,7 +26,7 @@ MAX_QUERY_GROUP = 64  # query heads of one KV head: MAX_TILE_ROWS in paged_atten
 DTYPE_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder_ops.c", "decoder_step.c", "paged_attention.c", "team.c")
+_SOURCES = ("decoder_ops.c", "decoder_step.c", "pack_linear.c", "paged_attention.c", "team.c")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-pthread", "-fPIC", "-fno-math-errno")
 _COMPILE_SECONDS = 120
 

@@ -221,30 +221,3 @@ void linear_float(const Linear *linear, const uint16_t *x, float *out, int64_t r
     Program program = {&product, 1, product_items, run_product};
     run_program(&program, threads);
 }
-
-int64_t packed_panels(int64_t outputs, int64_t gated) {
-    return gated ? (outputs / 2 + LANES - 1) / LANES : (outputs + PANEL - 1) / PANEL;
-}
-
-// How many elements a packed [outputs, inputs] matrix has.
-int64_t packed_size(int64_t outputs, int64_t inputs, int64_t gated) {
-    return packed_panels(outputs, gated) * PANEL * ((inputs + 1) / 2 * 2);
-}
-
-// weights [outputs, inputs] -> packed. Where it is gated, the first half of the outputs are gates and the second what
-// they are for: a panel then takes LANES columns of each, side by side.
-void pack_linear(const uint16_t *weights, uint16_t *packed, int64_t outputs, int64_t inputs, int64_t gated) {
-    int64_t half = outputs / 2, pairs = (inputs + 1) / 2;
-    for (int64_t panel = 0; panel < packed_panels(outputs, gated); panel++)
-        for (int64_t lane = 0; lane < PANEL; lane++) {
-            int64_t column = gated ? panel * LANES + lane % LANES : panel * PANEL + lane;
-            int64_t row = gated ? column + lane / LANES * half : column;
-            int exists = gated ? column < half : column < outputs;
-            uint16_t *to = packed + (panel * pairs * PANEL + lane) * 2;
-            for (int64_t pair = 0; pair < pairs; pair++)
-                for (int64_t i = 0; i < 2; i++) {
-                    int64_t input = pair * 2 + i;
-                    to[pair * PANEL * 2 + i] = exists && input < inputs ? weights[row * inputs + input] : 0;
-                }
-        }
-}

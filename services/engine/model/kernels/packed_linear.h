@@ -1,8 +1,8 @@
-// Products of a few or many rows with a bf16 matrix that was packed once, in float32.
+// Products of a few or many rows with a matrix that was packed once (weight_formats.h), in float32.
 //
-// A panel of PANEL columns lies together, pairs of inputs one after another: [panels][pairs][PANEL][2]. That is what
-// bf16 dot products take (AVX-512 BF16), and what a processor without them widens in two steps. Each output is one sum
-// over the pairs in their order, so a row's result does not change by a bit with the rows beside it.
+// Pairs of bf16 inputs are what bf16 dot products take (AVX-512 BF16), and what a processor without them widens in two
+// steps. Each output is one sum over the pairs in their order, so a row's result does not change by a bit with the rows
+// beside it.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #endif
 
-#include "vectors.h"
+#include "weight_formats.h"
 
 #if defined(__AVX512BF16__)
 enum { TILE_ROWS = 14 };  // 28 of 32 registers hold sums
@@ -21,16 +21,15 @@ enum { TILE_ROWS = 4 };
 #endif
 
 enum {
-    PANEL = 2 * LANES,
     WIDE_ROWS = TILE_ROWS / 2,  // up to so many rows, a tile takes two panels: fewer sums would wait for each other
     ROWS_AT_ONCE = 18 * TILE_ROWS,
     PREFETCH_BYTES = 2048,
 };
 
 typedef struct {
-    const uint16_t *weights;  // packed
-    const uint16_t *bias;     // [outputs], or null
-    int64_t inputs, outputs, panels;
+    const char *weights;   // packed
+    const uint16_t *bias;  // [outputs], or null
+    int64_t inputs, outputs, panels, format;
 } Linear;
 
 INLINE vfloat add_product(vfloat sum, vuint weights, uint32_t x) {
@@ -46,61 +45,74 @@ INLINE vfloat add_product(vfloat sum, vuint weights, uint32_t x) {
 #endif
 }
 
-// `rows` rows of x [rows, inputs] times `panels` neighbouring panels -> sums [rows, panels * PANEL]. Rows and panels
-// are constants wherever this is inlined.
-INLINE void multiply_tile(const uint16_t *x, int64_t inputs, const uint16_t *weights, float *sums, int rows,
-                          int panels) {
-    vfloat tile[TILE_ROWS][4];
-    int64_t panel_size = (inputs + 1) / 2 * 2 * PANEL;
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 2 * panels; v++) tile[r][v] = splat(0);
-    int64_t pairs = inputs / 2;
-    for (int64_t pair = 0; pair < pairs; pair++) {
+// `rows` rows of x [rows, inputs] times `panels` neighbouring panels -> sums [rows, panels * PANEL]. Rows, panels and
+// format are constants wherever this is inlined.
+INLINE void multiply_tile(const uint16_t *x, int64_t inputs, const char *weights, float *sums, int rows, int panels,
+                          int format) {
+    int64_t panel_step = panel_bytes(inputs, format), group = group_inputs(inputs, format);
+    for (int64_t first = 0; first < inputs; first += group) {
+        const char *codes = weights + first / group * group_bytes(inputs, format);
+        const char *scales = codes + codes_bytes(inputs, format);
+        int64_t end = format == INT4 && first + group < inputs ? first + group : inputs;
+        vfloat tile[TILE_ROWS][4];
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < 2 * panels; v++) tile[r][v] = splat(0);
         vuint columns[4];
-        for (int v = 0; v < 2 * panels; v++) {
-            const uint16_t *at = weights + v / 2 * panel_size + (pair * 2 + v % 2) * 2 * LANES;
-            __builtin_prefetch((const char *)at + PREFETCH_BYTES);
-            memcpy(&columns[v], at, sizeof columns[v]);
+        for (int64_t input = first; input + 1 < end; input += 2) {
+            for (int p = 0; p < panels; p++) {
+                const char *at = codes + p * panel_step;
+                __builtin_prefetch(at + PREFETCH_BYTES);
+                if (format == BF16) __builtin_prefetch(at + PREFETCH_BYTES + 64);
+                load_columns(at, columns + 2 * p, format);
+            }
+            codes += pair_bytes(format);
+            for (int r = 0; r < rows; r++) {
+                uint32_t two;
+                memcpy(&two, x + r * inputs + input, sizeof two);
+                for (int v = 0; v < 2 * panels; v++) tile[r][v] = add_product(tile[r][v], columns[v], two);
+            }
         }
-        for (int r = 0; r < rows; r++) {
-            uint32_t two;
-            memcpy(&two, x + r * inputs + pair * 2, sizeof two);
-            for (int v = 0; v < 2 * panels; v++) tile[r][v] = add_product(tile[r][v], columns[v], two);
-        }
-    }
-    if (inputs % 2)  // the last pair is one, and the weights beside it are zero
-        for (int v = 0; v < 2 * panels; v++) {
-            vuint columns;
-            memcpy(&columns, weights + v / 2 * panel_size + (pairs * 2 + v % 2) * 2 * LANES, sizeof columns);
+        if (end % 2) {  // the last pair is one, and the weight beside it is zero
+            for (int p = 0; p < panels; p++) load_columns(codes + p * panel_step, columns + 2 * p, format);
             for (int r = 0; r < rows; r++)
-                tile[r][v] = add_product(tile[r][v], columns, x[r * inputs + inputs - 1]);
+                for (int v = 0; v < 2 * panels; v++)
+                    tile[r][v] = add_product(tile[r][v], columns[v], x[r * inputs + inputs - 1]);
         }
-    for (int r = 0; r < rows; r++)
-        memcpy(sums + r * panels * PANEL, tile[r], 2 * panels * sizeof(vfloat));
-}
-
-#define TILE(rows)                                                                                                     \
-    case rows:                                                                                                         \
-        if (rows <= TILE_ROWS) multiply_tile(x, inputs, weights, sums, rows <= TILE_ROWS ? rows : 1, 1);               \
-        break;
-#define WIDE_TILE(rows)                                                                                                \
-    case rows:                                                                                                         \
-        if (rows <= WIDE_ROWS) multiply_tile(x, inputs, weights, sums, rows <= WIDE_ROWS ? rows : 1, 2);               \
-        break;
-
-static inline void multiply(const uint16_t *x, int64_t inputs, const uint16_t *weights, float *sums, int64_t rows) {
-    switch (rows) {
-        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6) TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13)
-        TILE(14)
+        // A group's sums are multiplied by its scales, and added to those of the groups before it, in one way for all:
+        // a first group that is not added to zero may be rounded once more than others.
+        for (int v = 0; v < 2 * panels; v++) {
+            vfloat scale = splat(1);
+            if (format != BF16) scale = load(scales + v / 2 * panel_step, v % 2 * LANES, 1);
+            for (int r = 0; r < rows; r++) {
+                int64_t at = r * panels * PANEL + v * LANES;
+                vfloat before = first == 0 ? splat(0) : load(sums, at, 0);
+                store(sums, at, format == BF16 ? tile[r][v] : before + tile[r][v] * scale, 0);
+            }
+        }
     }
 }
 
-static inline void multiply_wide(const uint16_t *x, int64_t inputs, const uint16_t *weights, float *sums,
-                                 int64_t rows) {
-    switch (rows) {
-        WIDE_TILE(1) WIDE_TILE(2) WIDE_TILE(3) WIDE_TILE(4) WIDE_TILE(5) WIDE_TILE(6) WIDE_TILE(7)
+#define TILE(rows, panels, format)                                                                                     \
+    case rows:                                                                                                         \
+        if (rows * panels <= TILE_ROWS)                                                                                \
+            multiply_tile(x, inputs, weights, sums, rows * panels <= TILE_ROWS ? rows : 1, panels, format);            \
+        break;
+#define TILES_TO_7(panels, format)                                                                                     \
+    TILE(1, panels, format) TILE(2, panels, format) TILE(3, panels, format) TILE(4, panels, format)                    \
+    TILE(5, panels, format) TILE(6, panels, format) TILE(7, panels, format)
+#define TILES_TO_14(format)                                                                                            \
+    TILES_TO_7(1, format) TILE(8, 1, format) TILE(9, 1, format) TILE(10, 1, format) TILE(11, 1, format)                \
+    TILE(12, 1, format) TILE(13, 1, format) TILE(14, 1, format)
+#define MULTIPLY(format)                                                                                               \
+    static inline void multiply_##format(const uint16_t *x, int64_t inputs, const char *weights, float *sums,          \
+                                         int64_t rows, int64_t panels) {                                               \
+        if (panels == 2) switch (rows) { TILES_TO_7(2, format) }                                                       \
+        else switch (rows) { TILES_TO_14(format) }                                                                     \
     }
-}
+
+MULTIPLY(BF16)
+MULTIPLY(INT8)
+MULTIPLY(INT4)
 
 INLINE int64_t panels_of_item(int64_t rows) { return rows <= WIDE_ROWS ? 2 : 1; }
 INLINE int64_t row_parts(int64_t rows) { return (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE; }
@@ -118,14 +130,16 @@ INLINE void linear_item(const Linear *linear, const uint16_t *x, int64_t rows, i
     _Alignas(64) float sums[TILE_ROWS * 2 * PANEL];
     int64_t inputs = linear->inputs, width = panels_of_item(rows);
     int64_t parts = row_parts(rows), part = item % parts, panel = item / parts * width;
-    const uint16_t *weights = linear->weights + panel * ((inputs + 1) / 2 * 2 * PANEL);
+    int format = (int)linear->format;
+    const char *weights = linear->weights + panel * panel_bytes(inputs, format);
     if (width == 2 && panel + 1 == linear->panels) width = 1;
     int64_t row = rows * part / parts, end = rows * (part + 1) / parts;
     int64_t tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t tile = 0; tile < tiles; tile++) {
         int64_t count = (end - row + tiles - tile - 1) / (tiles - tile);
-        if (width == 2) multiply_wide(x + row * inputs, inputs, weights, sums, count);
-        else multiply(x + row * inputs, inputs, weights, sums, count);
+        if (format == BF16) multiply_BF16(x + row * inputs, inputs, weights, sums, count, width);
+        if (format == INT8) multiply_INT8(x + row * inputs, inputs, weights, sums, count, width);
+        if (format == INT4) multiply_INT4(x + row * inputs, inputs, weights, sums, count, width);
         for (int64_t r = 0; r < count; r++)
             for (int64_t p = 0; p < width; p++)
                 finish(to, linear, row + r, panel + p, sums + (r * width + p) * PANEL);
