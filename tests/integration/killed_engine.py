@@ -9,15 +9,15 @@ from process_fleet import ProcessFleet, wait_until
 from streamed_answer import StreamedAnswer, stream
 
 
-def model_fleet(folder: Path, model: Path) -> ProcessFleet:
-    """A frontend and two engines that run the model itself."""
+def model_fleet(folder: Path, model: Path, **engine: object) -> ProcessFleet:
+    """A frontend and two engines that run the model itself, in float32 unless `engine` says otherwise."""
     fleet = ProcessFleet(
         folder,
         model,
         num_frontends=1,
         num_engines=2,
         # float32: whether two nearly equal logits change places must not depend on the batch in this test.
-        engine={"executor": "torch", "dtype": "float32", "kv_cache_memory": 0.3, "threads": 1},
+        engine={"executor": "torch", "dtype": "float32", "kv_cache_memory": 0.3, "threads": 1, **engine},
         # A busy machine is no dead engine.
         frontend={"heartbeat_timeout": 10},
     )

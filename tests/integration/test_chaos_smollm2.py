@@ -4,7 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from killed_engine import model_fleet, stream_through_a_kill
+from process_fleet import wait_until
+from streamed_answer import stream
+
+from services.engine.model.kernels import load_kernels
 
 PROMPTS = (
     "Once upon a time, in a village by the sea,",
@@ -19,8 +24,14 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_greedy_and_seeded_streams_survive_a_killed_engine(smollm2: Path, tmp_path: Path) -> None:
-    fleet = model_fleet(tmp_path, smollm2)
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_greedy_and_seeded_streams_survive_a_killed_engine(smollm2: Path, tmp_path: Path, quantization: str) -> None:
+    if quantization == "none":
+        fleet = model_fleet(tmp_path, smollm2)
+    elif load_kernels() is None:
+        pytest.skip("no C compiler here; PyTorch's products in bf16 make no such promise")
+    else:
+        fleet = model_fleet(tmp_path, smollm2, dtype="bfloat16", quantization=quantization)
     bodies = [
         {"prompt": prompt, "max_tokens": 32, "ignore_eos": True, "logprobs": 1, **settings}
         for prompt in PROMPTS
@@ -39,5 +50,43 @@ def test_greedy_and_seeded_streams_survive_a_killed_engine(smollm2: Path, tmp_pa
             assert answer.usage["completion_tokens"] == 32
         assert len({answer.text for answer in answers}) == len(bodies)
         fleet.assert_nothing_left(fleet.engines[1:])
+    finally:
+        fleet.close()
+
+
+def test_a_stream_does_not_go_on_with_weights_that_are_rounded_otherwise(smollm2: Path, tmp_path: Path) -> None:
+    if load_kernels() is None:
+        pytest.skip("no C compiler here; rounding takes long without")
+    fleet = model_fleet(tmp_path, smollm2, dtype="bfloat16", quantization="int8")
+    fleet.engines[1].settings["quantization"] = "int4"
+    body = {"prompt": PROMPTS[0], "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+
+    async def kill_in_the_middle() -> None:
+        answer = asyncio.create_task(stream(frontend.port, body))
+        await asyncio.to_thread(
+            wait_until, lambda: any(e.metric("generated_tokens_total") > 5 for e in fleet.engines), "it has begun"
+        )
+        (used,) = (engine for engine in fleet.engines if engine.metric("generated_tokens_total"))
+        (other,) = (engine for engine in fleet.engines if engine is not used)
+        used.kill()
+        broken = await answer
+        assert not broken.complete, broken.describe()
+        assert broken.error is not None
+        assert "replaced" in broken.error["message"]
+        assert other.metric("generated_tokens_total") == 0
+        # The other serves what is new.
+        answered = await stream(frontend.port, body | {"max_tokens": 8})
+        assert answered.complete, answered.describe()
+        assert other.metric("generated_tokens_total") >= 8
+
+    try:
+        for member in fleet.members:
+            member.start()
+        for member in fleet.members:
+            wait_until(lambda member=member: member.is_up, "a process serves", timeout=120)
+        (frontend,) = fleet.frontends
+        wait_until(lambda: "it serves other weights" in frontend.log, "the frontend leaves one out")
+        assert frontend.metric("engines_ready") == 1
+        asyncio.run(kill_in_the_middle())
     finally:
         fleet.close()

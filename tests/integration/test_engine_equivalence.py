@@ -56,11 +56,9 @@ class FewerBlocks:
         self._executor.close()
 
 
-def make_executor(folder: Path, dtype: str) -> TorchExecutor:
-    settings = EngineSettings(
-        model=str(folder), dtype=dtype, device="cpu", threads=1, block_size=BLOCK_SIZE, num_kv_blocks=512
-    )
-    return TorchExecutor(settings)
+def make_executor(folder: Path, dtype: str, **settings: Any) -> TorchExecutor:
+    fixed: dict[str, Any] = {"device": "cpu", "threads": 1, "block_size": BLOCK_SIZE, "num_kv_blocks": 512}
+    return TorchExecutor(EngineSettings(model=str(folder), dtype=dtype, **fixed, **settings))
 
 
 def make_core(executor: TorchExecutor, num_blocks: int = 512, **settings: Any) -> EngineCore:
@@ -219,3 +217,26 @@ def test_seeded_rows_of_a_mixed_batch_are_as_alone_preempted_and_resumed(
         if len(alone.token_ids) > 15:
             resumed = run(core, [ask(i, alone.token_ids[:15])])[0]
             assert alone.token_ids[:15] + resumed.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_weights_give_the_same_tokens_however_they_run(
+    smollm2: Path, prompts: list[list[int]], quantization: str
+) -> None:
+    if load_kernels() is None:
+        pytest.skip("no C compiler here; PyTorch's attention makes no such promise")
+    executor = make_executor(smollm2, "bfloat16", quantization=quantization)
+    adds = [make_add(i, prompt, max_tokens=24, temperature=0.0, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    together = tokens(run(make_core(executor), adds))
+    assert len({tuple(output) for output in together}) > len(together) // 2
+    for i in (0, 9, 15):
+        assert tokens(run(make_core(executor), [adds[i]])) == [together[i]]
+    assert tokens(run(make_core(executor, max_num_batched_tokens=29, max_num_seqs=9), adds)) == together
+    cached = make_core(executor, enable_prefix_caching=True)
+    run(cached, adds[:1])
+    again = run(cached, adds)
+    assert tokens(again) == together
+    assert all(result.cached_tokens for result in again[:10])
+    crowded = make_core(executor, num_blocks=12, max_num_batched_tokens=64, enable_prefix_caching=True)
+    assert tokens(run(crowded, adds)) == together
+    assert crowded.statistics.preemptions >= 2

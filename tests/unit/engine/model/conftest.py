@@ -1,7 +1,5 @@
 """The C kernels as they are compiled for this processor, and for ones that can do less."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from services.engine.model import kernels as kernel_library
@@ -11,7 +9,7 @@ LACKING = {"without bf16 dot products": "-mno-avx512bf16", "without AVX-512": "-
 
 
 @pytest.fixture(scope="session", params=["this processor's", *LACKING])
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     flag = LACKING.get(request.param)
     with pytest.MonkeyPatch.context() as patch:
         if flag is None:
@@ -24,4 +22,4 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             found = load_kernels.__wrapped__()
     if found is None:
         pytest.skip("no C compiler here that knows these processors")
-    yield found
+    return found
