@@ -1,23 +1,24 @@
 """From a request's bytes to a validated model, or to a 400 that names the field."""
 
-import gc
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import Request
 
 from services.frontend.http.errors import ApiError, bad_request
-from services.frontend.http.json_size import check_json_size
+from services.frontend.http.json_body import collections_paused, read_json
 from services.frontend.http.schemas.fields import RequestBody
+from services.frontend.http.turns import Turns
+from services.frontend.prompts.messages import ChatMessage
 
 logger = logging.getLogger(__name__)
 
-_LARGE_BODY = 65_536  # bytes
+SMALL_BODY = 8192  # bytes: whatever they hold, they take no time worth mentioning
 _MAX_REMEMBERED_FIELDS = 1000
+_MAX_LOGGED_FIELDS = 20  # of one request
 _unknown_fields_seen: set[str] = set()
 
 Body = TypeVar("Body", bound=RequestBody)
@@ -31,22 +32,54 @@ async def parse_body(request: Request, model: type[Body]) -> Body:
         raise ApiError(415, "the body must be JSON, with the header Content-Type: application/json")
     # Not request.body(), which would keep the bytes as long as the answer streams.
     body = b"".join([chunk async for chunk in request.stream()])
-    await check_json_size(body)
-    return parse_json(body, model)
+    if len(body) <= SMALL_BODY:
+        return parse_json(body, model)
+    turns = Turns()
+    try:
+        value = await read_json(body, turns)
+    except ValueError as error:
+        raise _not_json(error) from error
+    await turns.next()
+    await _validate_messages(value, turns)
+    await turns.next()
+    with collections_paused():
+        return _validate(value, model, len(body))
 
 
 def parse_json(body: bytes, model: type[Body]) -> Body:
-    """`body` as `model`. Raises ApiError 400."""
+    """`body` as `model`, at once. Raises ApiError 400."""
     try:
-        with _without_collections(len(body)):
-            value = from_json(body, allow_inf_nan=False)
+        value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from error
+        raise _not_json(error) from error
+    return _validate(value, model, len(body))
+
+
+def _not_json(error: ValueError) -> ApiError:
+    return bad_request(f"the body is not valid JSON: {error}")
+
+
+async def _validate_messages(value: Any, turns: Turns) -> None:
+    """Turn the messages of a long conversation into models, one by one, up to the first that is wrong: what is wrong
+    with it is found again, in its place among the other fields."""
+    messages = value.get("messages") if isinstance(value, dict) else None
+    if not isinstance(messages, list):
+        return
+    for index, message in enumerate(messages):
+        try:
+            messages[index] = ChatMessage.model_validate(message)
+        except ValidationError:
+            del messages[index + 1 :]
+            return
+        if turns.over:
+            await turns.next()
+
+
+def _validate(value: Any, model: type[Body], num_bytes: int) -> Body:
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
     try:
-        with _without_collections(len(body)):
-            parsed = model.model_validate(value).with_num_bytes(len(body))
+        parsed = model.model_validate(value).with_num_bytes(num_bytes)
     except ValidationError as error:
         raise _invalid_field(error) from error
     for name, reason in model.unsupported.items():
@@ -55,20 +88,6 @@ def parse_json(body: bytes, model: type[Body]) -> Body:
     if parsed.model_extra:
         _warn_of_unknown_fields(parsed.model_extra, model)
     return parsed
-
-
-@contextmanager
-def _without_collections(num_bytes: int) -> Iterator[None]:
-    """Millions of new objects would have the garbage collector look through all of them again and again: it takes
-    most of the time that a large body does."""
-    pausing = num_bytes > _LARGE_BODY and gc.isenabled()
-    if pausing:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if pausing:
-            gc.enable()
 
 
 def _invalid_field(error: ValidationError) -> ApiError:
@@ -89,7 +108,8 @@ def _field_path(location: tuple[int | str, ...]) -> str:
 
 
 def _warn_of_unknown_fields(fields: dict[str, object], model: type[RequestBody]) -> None:
-    for name in fields.keys() - model.unsupported.keys():
+    # A line takes a while to log.
+    for name in islice(fields.keys() - model.unsupported.keys(), _MAX_LOGGED_FIELDS):
         # Names are the client's: of each only so much is kept.
         name = name[:64]
         if name not in _unknown_fields_seen and len(_unknown_fields_seen) < _MAX_REMEMBERED_FIELDS:

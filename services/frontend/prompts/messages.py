@@ -8,6 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from services.frontend.prompts.errors import InvalidPrompt
 
+MAX_TOOL_CALLS = 256  # of one message
+
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA_PARTS = {
     "image": "images",
@@ -107,7 +109,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
     reasoning: str | None = Field(None, description="An assistant's earlier thinking; reasoning_content is the same.")
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = Field(None, max_length=MAX_TOOL_CALLS)
     tool_call_id: str | None = None
 
 

@@ -4,11 +4,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from services.frontend.http.schemas.fields import Flag, WholeNumber
+from services.frontend.http.schemas.fields import Document, Flag, ListOf, WholeNumber
 from services.frontend.http.schemas.generation import GenerationFields
 from services.frontend.http.schemas.tools import MAX_TOOLS, Tool, ToolChoice, check_tools
 from services.frontend.prompts.messages import ChatMessage
 from shared.sampling_params import MAX_LOGPROBS
+
+MAX_DOCUMENTS = 1024
 
 
 class ChatCompletionRequest(GenerationFields):
@@ -22,7 +24,7 @@ class ChatCompletionRequest(GenerationFields):
         "chat_template": "the template is the server's (--chat-template); a request cannot bring its own",
     }
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: ListOf[ChatMessage] = Field(min_length=1)
     max_completion_tokens: WholeNumber | None = Field(
         None, ge=0, description="Tokens at most, thinking included; all that fit the context by default."
     )
@@ -34,12 +36,14 @@ class ChatCompletionRequest(GenerationFields):
     continue_final_message: Flag = False
     add_special_tokens: Flag = Field(False, description="Add what the tokenizer puts around texts to the template's.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
-    documents: list[dict[str, str]] | None = Field(None, description="For templates that know documents.")
+    documents: ListOf[Document] | None = Field(
+        None, max_length=MAX_DOCUMENTS, description="For templates that know documents."
+    )
     echo: Flag | None = Field(False, description="Begin the answer with the last message, if it is an assistant's.")
     include_reasoning: Flag | None = Field(True, description="False leaves the thinking out of the answer.")
     reasoning_effort: str | None = Field(None, description="Reaches the chat template as a variable.")
 
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, description="Functions that the model may call.")
+    tools: ListOf[Tool] | None = Field(None, max_length=MAX_TOOLS, description="Functions that the model may call.")
     tool_choice: ToolChoice | None = Field(
         None, description="By default auto. required and a named function are enforced; none leaves the tools out."
     )
@@ -47,7 +51,7 @@ class ChatCompletionRequest(GenerationFields):
     function_call: Any = Field(
         None, description="Only none or auto: send tool_choice.", json_schema_extra={"enum": ["none", "auto", None]}
     )
-    modalities: list[str] | None = Field(
+    modalities: ListOf[str] | None = Field(
         None,
         description='Only ["text"].',
         json_schema_extra={"anyOf": [{"const": ["text"]}, {"type": "null"}]},

@@ -1,6 +1,6 @@
 """JSON types as strict as JSON itself: no number from a string, no integer from true, no infinity."""
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -14,6 +14,9 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+
+from services.frontend.http.json_body import TokenIds
+from shared.sampling_params import MAX_LIST_LENGTH
 
 
 class RequestBody(BaseModel):
@@ -54,6 +57,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+Item = TypeVar("Item")
+# Only the first thing that is wrong is told: all of them, in a long list, take long to find.
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
+
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 # Python would compute with more digits, but not always write them out again.
 WholeNumber = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**63), lt=2**63)]
@@ -62,8 +69,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 def is_token_ids(value: Any) -> bool:
     """A list of integers only (JSON's true is none)."""
-    # Types are gathered in C: millions of ids must not hold up the event loop.
-    return isinstance(value, list) and set(map(type, value)) <= {int}
+    return isinstance(value, TokenIds) or (isinstance(value, list) and set(map(type, value)) <= {int})
 
 
 def _token_ids(value: Any) -> list[int]:
@@ -133,6 +139,8 @@ Prompts = Annotated[
 def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, dict):
         raise ValueError("must be an object from token ids to biases")
+    if len(value) > MAX_LIST_LENGTH:
+        raise ValueError(f"must have at most {MAX_LIST_LENGTH} token ids, not {len(value)}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         # JSON's keys are strings; int() alone would also take "１", "1_0" and " 1".
@@ -145,6 +153,21 @@ def _logit_bias(value: Any) -> dict[int, float]:
         biases[int(key)] = float(bias)
     return biases
 
+
+def _document(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of texts")
+    for name, text in value.items():
+        if not isinstance(text, str):
+            raise ValueError(f"must have a text under {name[:64]!r}")
+    return value
+
+
+Document = Annotated[
+    dict[str, str],
+    PlainValidator(_document),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+]
 
 LogitBias = Annotated[
     dict[int, float],

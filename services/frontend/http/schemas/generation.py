@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.frontend.http.schemas.fields import (
     Flag,
+    ListOf,
     LogitBias,
     Number,
     RequestBody,
@@ -54,7 +55,7 @@ class GenerationFields(RequestBody):
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIdList | None = Field(None, max_length=MAX_LIST_LENGTH)
     # Each may be banned in two spellings.
-    bad_words: list[str] | None = Field(None, max_length=MAX_LIST_LENGTH // 2)
+    bad_words: ListOf[str] | None = Field(None, max_length=MAX_LIST_LENGTH // 2)
 
     min_tokens: WholeNumber | None = Field(0, ge=0)
     stop_token_ids: TokenIdList | None = Field(None, max_length=MAX_LIST_LENGTH)
@@ -81,7 +82,7 @@ class GenerationFields(RequestBody):
     structured_outputs: StructuredOutputs | None = Field(None, description="What the output must look like (vLLM).")
     guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older name of structured_outputs.json.")
     guided_regex: str | None = Field(None, min_length=1, description="The older structured_outputs.regex.")
-    guided_choice: list[str] | None = Field(None, min_length=1, description="The older structured_outputs.choice.")
+    guided_choice: ListOf[str] | None = Field(None, min_length=1, description="The older structured_outputs.choice.")
     guided_grammar: str | None = Field(None, min_length=1, description="The older structured_outputs.grammar.")
     user: Any = Field(None, description="Accepted; changes nothing.")
     metadata: Any = Field(None, description="Accepted; changes nothing.")

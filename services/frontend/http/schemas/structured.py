@@ -4,7 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from services.frontend.http.schemas.fields import Flag
+from services.frontend.http.schemas.fields import Flag, ListOf
+
+MAX_STRUCTURES = 1024
 
 
 class JsonSchemaFormat(BaseModel):
@@ -32,8 +34,10 @@ class ResponseFormat(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description="With type json_schema.")
-    structures: list[TagStructure] | None = Field(None, description="With type structural_tag.")
-    triggers: list[str] | None = Field(None, description="With type structural_tag: what the tags begin with.")
+    structures: ListOf[TagStructure] | None = Field(
+        None, max_length=MAX_STRUCTURES, description="With type structural_tag."
+    )
+    triggers: ListOf[str] | None = Field(None, description="With type structural_tag: what the tags begin with.")
 
 
 class StructuredOutputs(BaseModel):
@@ -44,7 +48,7 @@ class StructuredOutputs(BaseModel):
     json_: dict[str, Any] | str | bool | None = Field(None, alias="json", description="A JSON Schema.")
     json_object: Flag | None = Field(None, description="Any JSON object.")
     regex: str | None = Field(None, description="The whole output matches it.")
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: ListOf[str] | None = Field(None, min_length=1)
     grammar: str | None = Field(None, description="Lark (llguidance's dialect) or GBNF.")
     structural_tag: str | None = Field(None, description="JSON text of `structures` and `triggers`.")
     disable_fallback: Any = Field(None, description="Accepted; changes nothing.")

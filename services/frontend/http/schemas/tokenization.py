@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from services.frontend.http.schemas.fields import Flag, RequestBody, TokenIdList
+from services.frontend.http.schemas.fields import Flag, ListOf, RequestBody, TokenIdList
 from services.frontend.http.schemas.tools import MAX_TOOLS, Tool
 from services.frontend.prompts.messages import ChatMessage
 
@@ -14,12 +14,12 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    messages: ListOf[ChatMessage] | None = Field(None, min_length=1)
     add_special_tokens: Flag | None = Field(None, description="By default true for a prompt, false for messages.")
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: ListOf[Tool] | None = Field(None, max_length=MAX_TOOLS)
     return_token_strs: Flag | None = False
 
     @model_validator(mode="after")
