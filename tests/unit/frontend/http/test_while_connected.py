@@ -36,7 +36,7 @@ def run(client: Client, work: Coroutine[Any, Any, Any]) -> Any:
         try:
             return await while_connected(client.receive, work)
         finally:
-            while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110
+            while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0)
 
     async def in_time() -> Any:
