@@ -46,8 +46,8 @@ class TorchExecutor:
     """The executor of executor/interface.py. Raises ModelSourceError (ModelLoadError is one) where the model cannot
     be found, or not be served as configured.
 
-    `sampler` is the engine's own unless a test brings another; `use_kernels` False keeps the model to PyTorch's
-    operations.
+    `sampler` is the engine's own unless a test brings another; `use_kernels` False keeps model and sampler to
+    PyTorch's operations.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class TorchExecutor:
         self._device = loaded.device
         self._clock = StepClock(loaded.device)
         self._vocab_size = loaded.model.vocab_size
-        self._sampler = sampler or _make_sampler(settings, loaded, limits.eos_token_ids)
+        self._sampler = sampler or _make_sampler(settings, loaded, limits.eos_token_ids, threads, use_kernels)
         self.description = ModelDescription(
             name=settings.served_model_name[0] if settings.served_model_name else settings.model,
             fingerprint=weights_fingerprint,
@@ -236,7 +236,9 @@ def _scored_positions(share: ScheduledRequest) -> int:
     return min(share.num_tokens, request.num_prompt_tokens - 1 - share.start)
 
 
-def _make_sampler(settings: EngineSettings, loaded: LoadedModel, eos_token_ids: list[int]) -> TokenSampler:
+def _make_sampler(
+    settings: EngineSettings, loaded: LoadedModel, eos_token_ids: list[int], threads: int, use_kernels: bool
+) -> TokenSampler:
     from services.engine.sampling.processors import ProcessorContext, load_logits_processors
     from services.engine.sampling.sampler import Sampler
 
@@ -247,4 +249,6 @@ def _make_sampler(settings: EngineSettings, loaded: LoadedModel, eos_token_ids: 
         device=loaded.device,
         logprobs_mode=settings.logprobs_mode,
         processors=load_logits_processors(context),
+        threads=threads,
+        use_kernels=use_kernels,
     )

@@ -1,4 +1,7 @@
-"""Logprobs, ranks and the likeliest alternatives, for sampled tokens and for prompts."""
+"""Logprobs, ranks and the likeliest alternatives, for sampled tokens and for prompts, in PyTorch.
+
+kernels/token_logprobs.c has the same in C.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,9 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.engine.sampling.batch_plan import BatchPlan
 from services.engine.sampling.ordering import block_maxima, exact_leaders
-from services.engine.sampling.truncation import TruncatedRows, survivors
 from services.engine.sampling.weights import Weigher
 from shared.protocol import TokenLogprobs
 
@@ -18,11 +19,7 @@ _ROWS_AT_ONCE = 64
 def token_logprobs(
     logits: Tensor, token_ids: Sequence[int], counts: Sequence[int], weigher: Weigher
 ) -> list[TokenLogprobs]:
-    """One entry for each row of float32 `logits` [n, vocab]: `token_ids[i]`, and its `counts[i]` alternatives.
-
-    The logprobs are of softmax(logits). A rank is the number of higher logits, and 1. Alternatives come in the
-    order of `ordering`; tokens whose logit is minus infinity are not among them.
-    """
+    """One entry for each row of float32 `logits` [n, vocab]: see `draw.Drawer.token_logprobs`."""
     entries: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), _ROWS_AT_ONCE):
         part = slice(start, start + _ROWS_AT_ONCE)
@@ -59,27 +56,3 @@ def _some_token_logprobs(
             )
         )
     return entries
-
-
-def processed_logits(
-    logits: Tensor, rows: Sequence[int], plan: BatchPlan, truncated: TruncatedRows | None, weigher: Weigher
-) -> Tensor:
-    """Logits [len(rows), vocab] of the distributions that these rows of the batch drew from: tempered, and minus
-    infinity for what min_p, top_k and top_p cut off. Greedy rows come as they are. Every row has a maximum.
-
-    Truncated rows go one after another: logprobs of this kind are seldom asked for.
-    """
-    result = logits[list(rows)]
-    place = {row: index for index, row in enumerate(rows)}
-    for index, row in enumerate(plan.plain.row_list):
-        if row in place:
-            values = result[place[row]]
-            values.sub_(values.max()).div_(plan.plain.temperature[index])
-    for index, row in enumerate(plan.truncated.row_list):
-        if row in place and truncated is not None:
-            parameters = truncated.take(torch.tensor([index], device=logits.device))
-            values = result[place[row]]
-            kept, _ = survivors(values, parameters, weigher)
-            tempered = values.sub(values.max()).div_(parameters.temperature[0])[kept]
-            values.fill_(-torch.inf)[kept] = tempered
-    return result

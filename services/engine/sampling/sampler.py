@@ -1,7 +1,7 @@
 """The sampler: one pass over the whole batch, from the model's logits to token ids.
 
 The executor calls it after each run of the model. Its parts, in the order of their work: `row_state`,
-`batch_plan`, `logit_edits`, `processors`, `ordering`, `weights`, `truncation`, `race`, `logprobs`.
+`batch_plan`, `logit_edits`, `processors`, and `draw` with its two implementations.
 """
 
 import logging
@@ -12,16 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from services.engine.model.kernels import load_kernels
 from services.engine.request import Request, RequestKey, SampledToken
-from services.engine.sampling.batch_plan import BatchPlan, RandomRows
+from services.engine.sampling.batch_plan import BatchPlan
+from services.engine.sampling.draw import Drawer
+from services.engine.sampling.kernel_draw import KernelDrawer
 from services.engine.sampling.logit_edits import apply_token_bitmask
-from services.engine.sampling.logprobs import processed_logits, token_logprobs
-from services.engine.sampling.ordering import block_maxima, first_tokens
 from services.engine.sampling.processors import LogitsProcessor, LogitsProcessorFault, ProcessorChain
-from services.engine.sampling.race import race
 from services.engine.sampling.row_state import RowState
-from services.engine.sampling.truncation import TruncatedRows, sample_truncated
-from services.engine.sampling.weights import Weigher
+from services.engine.sampling.torch_draw import TorchDrawer
 from shared.protocol import TokenLogprobs
 
 log = logging.getLogger(__name__)
@@ -77,8 +76,13 @@ class Sampler:
         device: torch.device,
         logprobs_mode: Literal["raw", "processed"] = "raw",
         processors: Sequence[LogitsProcessor] = (),
+        threads: int | None = None,
+        use_kernels: bool = True,
     ) -> None:
-        """`vocab_size` is the model's: the logits' columns. Raises ValueError where an eos id is outside it."""
+        """`vocab_size` is the model's: the logits' columns. `threads`: of the C kernels, as many as PyTorch's where
+        it is None; `use_kernels` False keeps to PyTorch's operations. Raises ValueError where an eos id is outside
+        the vocabulary.
+        """
         if any(not 0 <= token_id < vocab_size for token_id in eos_token_ids):
             raise ValueError(f"eos ids {list(eos_token_ids)} are not all in the vocabulary (0 to {vocab_size - 1})")
         self._vocab_size = vocab_size
@@ -86,9 +90,14 @@ class Sampler:
         self._device = device
         self._logprobs_mode = logprobs_mode
         self._processors = ProcessorChain(processors)
-        self._weigher = Weigher(vocab_size, device)
+        kernels = load_kernels() if use_kernels and device.type == "cpu" else None
+        self._drawer: Drawer = (
+            TorchDrawer(vocab_size, device)
+            if kernels is None
+            else KernelDrawer(kernels, vocab_size, threads or torch.get_num_threads())
+        )
         self._rows: dict[RequestKey, RowState] = {}
-        self._plan = BatchPlan([], vocab_size, self._weigher.scale, device)
+        self._plan = BatchPlan([], self._drawer, device)
 
     @torch.inference_mode()
     def sample(
@@ -108,7 +117,8 @@ class Sampler:
             return []
         plan = self._plan_for(requests)
         wanted = plan.logprob_rows
-        raw = logits[wanted].float() if wanted and self._logprobs_mode == "raw" else None
+        changes = token_bitmask is not None or plan.edits.any or bool(self._processors)
+        raw = logits[wanted].float() if wanted and self._logprobs_mode == "raw" and changes else None
         logits = logits.float().contiguous()
         if token_bitmask is not None:
             apply_token_bitmask(logits, token_bitmask)
@@ -121,12 +131,14 @@ class Sampler:
                 log.exception("a logits processor failed; the %d requests of this step end with it", len(requests))
                 return [SampledToken(error=str(fault)) for _ in requests]
 
-        token_ids, row_maxima, truncated = self._draw(logits, plan)
+        drawn = plan.draw.draw(logits, wanted if self._logprobs_mode == "processed" else ())
         sampled = [
             _outcome(state, token_id, row_max)
-            for state, token_id, row_max in zip(plan.states, token_ids, row_maxima, strict=True)
+            for state, token_id, row_max in zip(plan.states, drawn.token_ids, drawn.row_maxima, strict=True)
         ]
-        self._add_logprobs(sampled, plan, raw, logits, truncated)
+        if wanted:
+            own = drawn.processed if self._logprobs_mode == "processed" else raw
+            self._add_logprobs(sampled, wanted, logits if own is None else own, own is not None)
         for state, result in zip(plan.states, sampled, strict=True):
             if result.token_id is not None:
                 state.append(result.token_id)
@@ -152,7 +164,8 @@ class Sampler:
         logits = logits.float()
         if not bool(logits.amax(dim=1).isfinite().all()):
             raise ValueError(PROMPT_NOT_FINITE)
-        return token_logprobs(logits, next_token_ids, [count] * len(next_token_ids), self._weigher)
+        rows = range(len(next_token_ids))
+        return self._drawer.token_logprobs(logits, rows, next_token_ids, [count] * len(rows))
 
     def release(self, key: RequestKey) -> None:
         """Forget a request. One that is not known is ignored."""
@@ -161,7 +174,7 @@ class Sampler:
     def _plan_for(self, requests: Sequence[Request]) -> BatchPlan:
         states = [self._state_of(request) for request in requests]
         if not self._plan.is_of(states):
-            self._plan = BatchPlan(states, self._vocab_size, self._weigher.scale, self._device)
+            self._plan = BatchPlan(states, self._drawer, self._device)
         return self._plan
 
     def _state_of(self, request: Request) -> RowState:
@@ -170,53 +183,19 @@ class Sampler:
             state = self._rows[request.key] = RowState(request, self._vocab_size, self._eos_token_ids)
         return state
 
-    def _draw(self, logits: Tensor, plan: BatchPlan) -> tuple[list[int], list[float], TruncatedRows | None]:
-        """Every row's token id and maximum; a row without a finite maximum gets any id."""
-        maxima = block_maxima(logits)
-        row_max = maxima.amax(dim=1, keepdim=True)
-        drawn = torch.zeros(len(plan.states), dtype=torch.int64, device=self._device)
-        truncated = None
-        if len(plan.greedy):
-            drawn[plan.greedy] = first_tokens(logits, maxima, plan.greedy)
-        if plan.truncated.states:
-            truncated = plan.truncated_rows(row_max)
-            drawn[truncated.row] = sample_truncated(logits, maxima, truncated, self._weigher)
-        if plan.plain.states:
-            drawn[plan.plain.row] = self._race_in_two_heats(logits, plan.plain, row_max)
-        # One copy to the host; float64 holds every id exactly.
-        token_ids, row_maxima = torch.stack([drawn.double(), row_max.squeeze(1).double()]).tolist()
-        return [int(token_id) for token_id in token_ids], row_maxima, truncated
-
-    def _race_in_two_heats(self, logits: Tensor, rows: RandomRows, row_max: Tensor) -> Tensor:
-        """Step 12 for rows that nothing truncates: the drawn ids, int64 [n]."""
-        keys, row_max, temperature = rows.keys(), row_max[rows.row], rows.temperature
-        groups = self._weigher.weigh_groups(logits, rows.row_list, row_max, temperature)
-        group = race(groups, keys, torch.arange(-1, -1 - groups.shape[1], -1, device=self._device))
-        ids = group * self._weigher.group + torch.arange(self._weigher.group, device=self._device)
-        inside = ids < self._vocab_size
-        members = logits[rows.row.unsqueeze(1), ids.clamp(max=self._vocab_size - 1)]
-        weights = self._weigher.weigh(members, row_max, temperature) * inside
-        return ids.gather(1, race(weights, keys, ids)).squeeze(1)
-
     def _add_logprobs(
-        self,
-        sampled: Sequence[SampledToken],
-        plan: BatchPlan,
-        raw: Tensor | None,
-        logits: Tensor,
-        truncated: TruncatedRows | None,
+        self, sampled: Sequence[SampledToken], wanted: Sequence[int], logits: Tensor, only_wanted: bool
     ) -> None:
+        """`logits` are of the whole batch, or of the wanted rows only."""
         chosen = [
-            (place, row, token_id)
-            for place, row in enumerate(plan.logprob_rows)
+            (place if only_wanted else row, row, token_id, self._plan.states[row].params.logprobs or 0)
+            for place, row in enumerate(wanted)
             if (token_id := sampled[row].token_id) is not None
         ]
         if not chosen:
             return
-        places, rows, token_ids = (list(column) for column in zip(*chosen, strict=True))
-        source = processed_logits(logits, rows, plan, truncated, self._weigher) if raw is None else raw[places]
-        counts = [plan.states[row].params.logprobs or 0 for row in rows]
-        for row, entry in zip(rows, token_logprobs(source, token_ids, counts, self._weigher), strict=True):
+        places, rows, token_ids, counts = (list(column) for column in zip(*chosen, strict=True))
+        for row, entry in zip(rows, self._drawer.token_logprobs(logits, places, token_ids, counts), strict=True):
             sampled[row].logprobs = entry
 
 

@@ -23,10 +23,21 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD_DIM = 256  # as in the sources
 MAX_QUERY_GROUP = 64  # query heads of one KV head: MAX_TILE_ROWS in paged_attention.c
+MAX_TEAM_THREADS = 256  # MAX_THREADS in team.h
 DTYPE_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("decoder_ops.c", "decoder_step.c", "pack_linear.c", "paged_attention.c", "team.c")
+# Where every operation is rounded for itself, the results are the same on every processor, and in PyTorch.
+_EXACT = ("-ffp-contract=off",)
+_SOURCES: dict[str, tuple[str, ...]] = {
+    "decoder_ops.c": (),
+    "decoder_step.c": (),
+    "pack_linear.c": (),
+    "paged_attention.c": (),
+    "sample_tokens.c": _EXACT,
+    "team.c": (),
+    "token_logprobs.c": _EXACT,
+}
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-pthread", "-fPIC", "-fno-math-errno")
 _COMPILE_SECONDS = 120
 
@@ -68,7 +79,7 @@ def _library_name(compiler: list[str]) -> str:
     version = subprocess.run(
         [*compiler, "--version"], capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS
     ).stdout
-    digest = hashlib.sha256(repr((compiler, version, _FLAGS, str(_torch_openmp()), _processor())).encode())
+    digest = hashlib.sha256(repr((compiler, version, _FLAGS, _SOURCES, str(_torch_openmp()), _processor())).encode())
     for path in sorted(_FOLDER.glob("*.[ch]")):
         digest.update(path.read_bytes())
     return f"kernels-{digest.hexdigest()[:16]}.so"
@@ -100,8 +111,8 @@ def _compile(compiler: list[str], library: Path) -> None:
             "-lm",
         ]
         commands = [
-            [*compiler, *_FLAGS, "-c", str(_FOLDER / source), "-o", object_]
-            for source, object_ in zip(_SOURCES, objects, strict=True)
+            [*compiler, *_FLAGS, *flags, "-c", str(_FOLDER / source), "-o", object_]
+            for (source, flags), object_ in zip(_SOURCES.items(), objects, strict=True)
         ]
         for command in [*commands, link]:
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=_COMPILE_SECONDS)

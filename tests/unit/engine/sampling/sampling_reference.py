@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from services.engine.request import Request, RequestKey
 from shared.sampling_params import SamplingParams
@@ -63,7 +62,7 @@ def draw(
     temperature = np.float32(max(params.temperature, 1e-30))
     with np.errstate(over="ignore"):
         depth = [(value - x[order[0]]) / temperature for value in x]
-    weights = [round(float(torch.tensor(d).exp()) * scale) for d in depth]
+    weights = [round(float(power_of_e(d)) * scale) for d in depth]
 
     alive = [token for token in order if weights[token] > 0 and weights[token] >= params.min_p * scale]
     if params.top_k:
@@ -85,6 +84,18 @@ def draw(
         racers = [token for token in kept if token // group == winner]
     token = max(racers, key=lambda token: weights[token] / exponential(params.seed, position, token))
     return Draw(token, kept, {token: weights[token] for token in kept}, x)
+
+
+def power_of_e(x: np.float32) -> np.float32:
+    """e^x for x up to 0, operation by operation in float32: whole octaves, and a polynomial for what is left of one."""
+    f = np.float32
+    octaves = max(x, f(-64)) * f(math.log2(math.e))
+    whole = f(round(octaves))
+    rest = f(round(float(octaves - whole) * 2**21)) / f(2**21)
+    power = f(0)
+    for coefficient in (0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1):
+        power = power * rest + f(coefficient)
+    return power * f(2) ** whole
 
 
 _MASK = 2**64 - 1

@@ -60,6 +60,7 @@ def draw_many(params: dict, logits: Tensor, steps: int = 100) -> Tensor:
     return frequencies(torch.tensor([request_.token_ids[1:] for request_ in requests]).flatten(), VOCAB)
 
 
+@pytest.mark.usefixtures("each_drawer")
 @pytest.mark.parametrize(
     ("params", "leaders"),
     [

@@ -10,6 +10,7 @@ from services.engine.sampling import truncation
 from services.engine.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
 from shared.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("each_drawer")
 VOCAB = 100
 KINDS = [
     SamplingParams(temperature=0.0),

@@ -9,6 +9,7 @@ from services.engine.request import Request, RequestKey
 from services.engine.sampling.sampler import Sampler
 from shared.sampling_params import MAX_SEED, SamplingParams, check_sampling_params
 
+pytestmark = pytest.mark.usefixtures("each_drawer")
 LARGEST = 2**64 - 1  # of msgpack's integers
 
 

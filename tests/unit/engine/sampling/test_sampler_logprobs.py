@@ -11,6 +11,7 @@ from services.engine.sampling.sampler import Sampler
 from shared.protocol import TokenLogprobs
 from shared.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("each_drawer")
 VOCAB = 90
 
 

@@ -11,6 +11,7 @@ from services.engine.sampling.row_state import RowState, TokenCounts
 from services.engine.sampling.sampler import Sampler
 from shared.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("each_drawer")
 VOCAB = 60
 EOS = 2
 

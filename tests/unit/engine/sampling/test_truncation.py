@@ -51,7 +51,7 @@ def test_survivors(logits, params, survivors, leaders, monkeypatch: pytest.Monke
     monkeypatch.setattr(ordering, "BLOCK", 4)
     monkeypatch.setattr(truncation, "LEADERS", leaders)
     monkeypatch.setattr(truncation, "race", spying_race)
-    sampler = Sampler(vocab_size=VOCAB, eos_token_ids=[2], device=torch.device("cpu"))
+    sampler = Sampler(vocab_size=VOCAB, eos_token_ids=[2], device=torch.device("cpu"), use_kernels=False)
     result = sampler.sample(torch.tensor([logits]), [request(0, [1], [], SamplingParams(seed=4, **params))])[0]
     assert found[-1] == set(survivors)  # the last path tried is the one that holds
     assert result.token_id in set(survivors)
