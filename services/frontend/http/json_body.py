@@ -54,6 +54,7 @@ async def read_json(body: bytes, turns: Turns) -> Any:
         body.count(b"{") + body.count(b"[") <= FEW_CONTAINERS and body.count(b",") <= FEW_VALUES
     ):
         return _parse(body)
+    await turns.next()
     hollow = _HollowBody(body, turns)
     await turns.next()
     await hollow.make()
