@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from echo_app import Call, EchoPool
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
@@ -61,8 +61,14 @@ WHOLE = st.lists(st.tuples(TEXT, PIECES), max_size=6).map(
 WRONG = st.sampled_from(
     [b"", b",", b"]", b"[", b'"', b"\\", b"\\ud83d", b"\xff", b"\x80", b"\x01", b"x", b"01", b"-", b"\n"]
 )
+SETTINGS = settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
+@SETTINGS
 @given(WHOLE)
 @example('{"a": "' + "北" * 50 + '", "' + "k" * 100 + '": [' + "1," * 60 + "2]}")
 @example("[" + "7 , " * 40 + "7]")
@@ -72,6 +78,7 @@ def test_what_is_read_in_parts_is_what_is_read_at_once(body: str) -> None:
     assert outcome(read, body.encode()) == outcome(read_at_once, body.encode())
 
 
+@SETTINGS
 @given(WHOLE, WRONG, st.floats(0, 1), st.integers(0, 2))
 @example('{"a": [' + "1," * 60 + "2]}", b",", 0.5, 0)
 @example('{"a": "' + "é" * 60 + '"}', b"\\", 0.5, 0)
