@@ -1,13 +1,16 @@
 """What one frontend process carries: streams at a set pace from simulated engines, over real sockets and HTTP.
 
-    python -m loadtest.bench_frontend [--streams 64 256 1000] [--engines 1 2 4 8] [--seconds 8]
+    python -m loadtest.bench_frontend [--streams 64 256 1000] [--engines 1 2 4 8] [--step-ms 20] [--seconds 8]
 
-Each cell: the streams run at 50 tokens/s each; over some seconds of the steady state, the tokens that reached the
-clients, the frontend's CPU time for each of them, and how long a token takes from the end of the engine's step to the
-client's socket. The engines' and the clients' CPU time is shown too: on few cores they take from the frontend.
+Each cell: the streams run at just under 50 tokens/s each (`--step-ms` 20); over some seconds of the steady state, the
+tokens that reached the clients, the frontend's CPU time for each of them, and how long a token takes from the end of
+the engine's step to the client's socket, as the kernel notes its arrival there. The engines' and the clients' CPU time
+is shown too: on few cores they take from the frontend. How long a token then waits for the client to read it is the
+client's own lateness: where that is long, the machine is saturated and no server is measured.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -24,7 +27,6 @@ from loadtest.simulated_fleet import Fleet, cpu_seconds, resident_bytes, running
 from loadtest.stream_load import http_request, run_stream_load
 from services.launcher.smollm2 import ensure_smollm2
 
-STEP_MS = 20
 NUM_STAMPS = 4096  # milliseconds; a token on its way for longer would seem younger than it is
 MAX_TOKENS = 4000
 
@@ -35,10 +37,13 @@ class Cell:
 
     streams: int
     engines: int
+    step_ms: float
     generated_rate: float
     delivered_rate: float
     latency_median_ms: float
     latency_p99_ms: float
+    latency_most_ms: float
+    client_wait_p99_ms: float
     frontend_cpu_us: float  # for each delivered token
     frontend_cores: float
     engine_cpu_us: float  # of all engines, for each delivered token
@@ -64,8 +69,8 @@ def stamp_tokens(folder: Path) -> tuple[list[int], list[bytes]]:
     raise RuntimeError(f"the tokenizer in {folder} has too few words")
 
 
-def measure(fleet: Fleet, streams: int, seconds: float, words: list[bytes]) -> Cell:
-    body = {"model": "m", "prompt": [500] * 8, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: int, words: list[bytes]) -> Cell:
+    body = {"model": "m", "prompt": [500] * 8, "max_tokens": tokens, "ignore_eos": True}
     processes = (fleet.frontend, *fleet.engines)
     cpu: list[list[float]] = []
     generated: list[float] = []
@@ -89,10 +94,13 @@ def measure(fleet: Fleet, streams: int, seconds: float, words: list[bytes]) -> C
     return Cell(
         streams=streams,
         engines=len(fleet.engines),
+        step_ms=step_ms,
         generated_rate=(generated[1] - generated[0]) / (times[1] - times[0]),
         delivered_rate=load.tokens / load.seconds,
         latency_median_ms=load.age_median_ms,
         latency_p99_ms=load.age_p99_ms,
+        latency_most_ms=load.age_most_ms,
+        client_wait_p99_ms=load.wait_p99_ms,
         frontend_cpu_us=1e6 * frontend / load.tokens,
         frontend_cores=frontend / load.seconds,
         engine_cpu_us=1e6 * sum(engines) / load.tokens,
@@ -105,15 +113,15 @@ def measure(fleet: Fleet, streams: int, seconds: float, words: list[bytes]) -> C
 def table(cells: list[Cell]) -> str:
     """The cells as a Markdown table."""
     head = (
-        "| engines | streams | generated tok/s | delivered tok/s | way ms, median / p99 | frontend CPU µs/token "
-        "| frontend cores | frontend MB | engines CPU µs/token | clients' cores |\n"
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+        "| engines | streams | step ms | generated tok/s | delivered tok/s | way ms, median / p99 / most | frontend "
+        "CPU µs/token | frontend cores | frontend MB | engines CPU µs/token | clients' cores | read after ms, p99 |\n"
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     lines = [
-        f"| {cell.engines} | {cell.streams} | {cell.generated_rate:.0f} | {cell.delivered_rate:.0f} "
-        f"| {cell.latency_median_ms:.0f} / {cell.latency_p99_ms:.0f} | {cell.frontend_cpu_us:.1f} "
-        f"| {cell.frontend_cores:.2f} | {cell.frontend_resident_mb:.0f} "
-        f"| {cell.engine_cpu_us:.1f} | {cell.client_cores:.2f} |"
+        f"| {cell.engines} | {cell.streams} | {cell.step_ms:g} | {cell.generated_rate:.0f} | {cell.delivered_rate:.0f} "
+        f"| {cell.latency_median_ms:.0f} / {cell.latency_p99_ms:.0f} / {cell.latency_most_ms:.0f} "
+        f"| {cell.frontend_cpu_us:.1f} | {cell.frontend_cores:.2f} | {cell.frontend_resident_mb:.0f} "
+        f"| {cell.engine_cpu_us:.1f} | {cell.client_cores:.2f} | {cell.client_wait_p99_ms:.1f} |"
         for cell in cells
     ]
     return "\n".join([head, *lines])
@@ -123,6 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256, 1000])
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument(
+        "--step-ms", type=float, nargs="+", default=[20.0], help="of the engines; a token a stream each"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=MAX_TOKENS, help="of an answer, after which its stream asks anew (default 4000)"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of the steady state that are measured (default 8)")
     parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_frontend.json")
     options = parser.parse_args(arguments)
@@ -133,12 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tandem-bench-") as scratch:
         stamp_file = Path(scratch) / "stamps.json"
         stamp_file.write_text(json.dumps(ids))
-        for num_engines in options.engines:
-            pace = {"simulated_step_ms": STEP_MS}
+        for num_engines, step_ms in itertools.product(options.engines, options.step_ms):
+            pace = {"simulated_step_ms": step_ms}
             with running_fleet(folder, Path(scratch), num_engines, pace, stamp_file=stamp_file) as fleet:
                 for streams in options.streams:
-                    print(f"{streams} streams, {num_engines} engines …", file=sys.stderr, flush=True)
-                    cells.append(measure(fleet, streams, options.seconds, words))
+                    print(f"{streams} streams, {num_engines} engines, {step_ms:g} ms …", file=sys.stderr, flush=True)
+                    cells.append(measure(fleet, streams, step_ms, options.seconds, options.tokens, words))
                     print(asdict(cells[-1]), file=sys.stderr, flush=True)
     print(table(cells))
     options.output.parent.mkdir(parents=True, exist_ok=True)

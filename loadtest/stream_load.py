@@ -17,7 +17,9 @@ _SOURCE = Path(__file__).with_name("stream_load.c")
 
 @dataclass(slots=True)
 class StreamLoad:
-    """What the clients saw. Milliseconds; a figure that was not measured is negative."""
+    """What the clients saw. Milliseconds; a figure that was not measured is negative. Ages are those of tokens as they
+    arrive at the clients' sockets; waits, how long what has arrived is not read yet: where they are long, the client is
+    the bottleneck."""
 
     seconds: float
     answers: int
@@ -31,6 +33,8 @@ class StreamLoad:
     first_p99_ms: float
     age_median_ms: float
     age_p99_ms: float
+    age_most_ms: float
+    wait_p99_ms: float
 
 
 class NoCompiler(RuntimeError):

@@ -7,7 +7,7 @@ chance or by malice: an engine never trusts a name alone (see kv_cache/block_poo
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from shared.protocol import pack_token_ids
+from shared.protocol import TOKEN_ID_BYTES, pack_token_ids
 
 _BLOCKS_PACKED = 32  # at once, which is faster than one by one
 
@@ -29,13 +29,15 @@ def prefix_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str = "
 
 def iterate_prefix_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str = "") -> Iterator[int]:
     """As prefix_hashes, each name made when it is asked for: some 0.7 µs for a block of 16 tokens."""
-    parent = root_hash(cache_salt)
+    parent = root_hash(cache_salt).to_bytes(8, "little")
     end = len(token_ids) // block_size * block_size
+    block_bytes = TOKEN_ID_BYTES * block_size
     for start in range(0, end, _BLOCKS_PACKED * block_size):
         packed = pack_token_ids(token_ids[start : min(end, start + _BLOCKS_PACKED * block_size)])
-        for offset in range(0, len(packed), 4 * block_size):
-            parent = block_hash(parent, packed[offset : offset + 4 * block_size])
-            yield parent
+        for offset in range(0, len(packed), block_bytes):
+            # As block_hash, whose calls would be half of the cost.
+            parent = hashlib.blake2b(parent + packed[offset : offset + block_bytes], digest_size=8).digest()
+            yield int.from_bytes(parent, "little")
 
 
 def _digest(data: bytes) -> int:

@@ -44,9 +44,11 @@ class PrefixAware(RoutingPolicy):
         self._weights = weights
         self._prompt: tuple[Sequence[int], str] | None = None
         self._blocks: dict[int, PromptBlocks] = {}  # by block size; of the last prompt
+        self._had_choice = True  # for the last prompt
 
     def choose(self, candidates: Sequence[AnyCandidate], generation: Generation) -> AnyCandidate:
-        if len(candidates) == 1:
+        self._had_choice = len(candidates) > 1
+        if not self._had_choice:
             return candidates[0]
         contenders: dict[AnyCandidate, int] = {}
         for depth, holders in self._longest_prefixes(candidates, generation):
@@ -64,6 +66,10 @@ class PrefixAware(RoutingPolicy):
         return random.choice([candidate for candidate, cost in costs.items() if cost == cheapest])
 
     def sent(self, candidate: Candidate, generation: Generation, num_tokens: int) -> None:
+        if not self._had_choice:
+            # Where there is one engine, nobody asks what it holds.
+            candidate.load.sent(num_tokens)
+            return
         held = self._held_blocks(candidate, generation) * candidate.block_size
         candidate.load.sent(max(0, num_tokens - held))
         candidate.prefixes.expect(self._blocks_of(generation, candidate.block_size))

@@ -40,8 +40,10 @@ _FAREWELL_SECONDS = 5
 # would lie there in its first, small chunks, in memory that counts as this pod's, and the collector could merge none.
 _UNSENT_BYTES = 64 * 1024
 _SIGN_OF_LIFE_SECONDS = 2.0
-# The objects of one engine's message, a thousand streams' outputs, are no reason to look for cycles: they go at once.
-_COLLECT_AFTER_OBJECTS = 20_000
+# When Python looks for cycles of objects, of which an ordinary request leaves none. The objects of one message of an
+# engine, thousands of streams' outputs, are no reason to: they go at once. And a search of everything takes 100 ms at a
+# thousand streams, all of which wait for it: not before some three million objects more have come than gone.
+_COLLECT_AFTER = (10_000, 2, 100)
 # What a thread that makes a prompt may keep the interpreter for while the event loop waits for it.
 _THREAD_SECONDS = 0.001
 
@@ -120,7 +122,7 @@ class Server(uvicorn.Server):
         # What was loaded stays. A full collection would look at all of it, and hold every stream up meanwhile.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(_COLLECT_AFTER_OBJECTS)
+        gc.set_threshold(*_COLLECT_AFTER)
         sys.setswitchinterval(_THREAD_SECONDS)
         if self.started and self._settings.ready_file is not None:
             self._write_ready_file()

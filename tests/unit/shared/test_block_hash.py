@@ -20,3 +20,11 @@ def test_a_name_covers_everything_before() -> None:
     one, other = prefix_hashes([1, 2, 3, 4, 9, 9, 9, 9], 4), prefix_hashes([5, 2, 3, 4, 9, 9, 9, 9], 4)
     assert one[1] != other[1]
     assert prefix_hashes([1, 2, 3, 4], 4, "a") != prefix_hashes([1, 2, 3, 4], 4, "b")
+
+
+def test_the_names_of_a_sequence_are_the_chain_of_its_blocks() -> None:
+    token_ids = list(range(100_000, 100_000 + 50 * 16))
+    chain = [root_hash("tenant")]
+    for start in range(0, len(token_ids), 16):
+        chain.append(block_hash(chain[-1], pack_token_ids(token_ids[start : start + 16])))
+    assert prefix_hashes(token_ids, 16, "tenant") == chain[1:]

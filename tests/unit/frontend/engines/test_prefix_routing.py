@@ -4,6 +4,7 @@ import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import pytest
 from test_routing import Engine, NoSink
@@ -11,7 +12,7 @@ from test_routing import Engine, NoSink
 from services.frontend.engines.prefix_aware import PrefixAware, RoutingWeights
 from services.frontend.engines.prefix_index import MAX_BLOCKS_LOOKED_UP, PrefixIndex, PromptBlocks
 from services.frontend.generation import Generation
-from shared.block_hash import block_hash, prefix_hashes
+from shared.block_hash import iterate_prefix_hashes, prefix_hashes
 from shared.protocol import Load
 from shared.sampling_params import SamplingParams
 
@@ -126,12 +127,13 @@ def test_the_index_is_bounded_by_the_engines_cache_whatever_the_engine_says() ->
 def test_the_choices_of_one_request_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = 0
 
-    def counted(parent: int, packed: bytes) -> int:
+    def counted(token_ids: Sequence[int], block_size: int, cache_salt: str) -> Iterator[int]:
         nonlocal hashed
-        hashed += 1
-        return block_hash(parent, packed)
+        for hash_ in iterate_prefix_hashes(token_ids, block_size, cache_salt):
+            hashed += 1
+            yield hash_
 
-    monkeypatch.setattr("shared.block_hash.block_hash", counted)
+    monkeypatch.setattr("services.frontend.engines.prefix_index.iterate_prefix_hashes", counted)
     policy = PrefixAware(RoutingWeights())
     engines = [Engine(name) for name in range(4)]
     prompt = list(range(200_000))

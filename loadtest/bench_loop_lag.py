@@ -1,0 +1,152 @@
+"""How late the frontend's event loop is while long conversations come: the loop-lag metric, with streams beside them.
+
+    python -m loadtest.bench_loop_lag [--tokens 8000] [--clients 1 4] [--streams 64] [--seconds 10]
+
+Some clients send a conversation of 8,000 tokens again as soon as it is answered, which takes a template, a tokenizer
+and a large ADD each time; meanwhile streams run at 50 tokens/s each. Everything that the frontend serves waits for its
+event loop, so what holds it up shows in tandem_frontend_event_loop_lag_seconds. Beside it the streams alone.
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loadtest.server_process import ROOT
+from loadtest.simulated_fleet import running_fleet
+from loadtest.stream_load import http_request, run_stream_load
+from services.launcher.smollm2 import ensure_smollm2
+
+STEP_MS = 20.0
+LIMIT = 0.005  # seconds; a bound of the metric's
+WORDS = "the ship that never came home, and a wind on the grey sea before the long night of 1912 in the north "
+_BUCKET = re.compile(rb'^tandem_frontend_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Cell:
+    """One line of the table. `lags` counts by upper bound in seconds, each without those below it."""
+
+    clients: int
+    prompts: float  # answered in a second
+    prompt_median_ms: float  # from sending the conversation to the first byte of its answer
+    lags: dict[str, float]
+    late: float  # the share of lags over LIMIT
+    within_ms: float  # the bound that no lag was over
+
+
+def lag_counts(port: int) -> dict[str, float]:
+    """The metric's cumulative buckets."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        return {bound.decode(): float(count) for bound, count in _BUCKET.findall(response.read())}
+
+
+def conversation(folder: Path, tokens: int) -> list[dict[str, str]]:
+    """A few turns, of so many tokens together."""
+    from tokenizers import Tokenizer
+
+    per_word = len(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(WORDS * 100).ids) / (100 * len(WORDS))
+    text = WORDS * int(tokens / per_word / len(WORDS) + 1)
+    turn = text[: int(tokens / per_word / 7)]
+    return [{"role": ("user", "assistant")[number % 2], "content": turn} for number in range(7)]
+
+
+@contextlib.contextmanager
+def asking(port: int, request: bytes, clients: int, seconds: float) -> Iterator[list[float]]:
+    """Clients that ask again and again while the context lasts. Yields what will hold prompts/s and their median ms."""
+    outcome: list[float] = []
+
+    def ask() -> None:
+        load = run_stream_load(port, request, clients, seconds=seconds)
+        outcome.extend((load.answers / load.seconds, load.first_median_ms))
+
+    thread = threading.Thread(target=ask)
+    if clients:
+        thread.start()
+    yield outcome
+    if clients:
+        thread.join()
+
+
+def measure(port: int, long_request: bytes, clients: int, streams: int, seconds: float) -> Cell:
+    counts: list[dict[str, float]] = []
+    short = {"model": "m", "prompt": [500] * 8, "max_tokens": 4000, "ignore_eos": True}
+    with asking(port, long_request, clients, seconds + 3) as outcome:
+        run_stream_load(
+            port,
+            http_request("/v1/completions", short),
+            streams,
+            seconds=seconds,
+            at_begin=lambda: counts.append(lag_counts(port)),
+            at_end=lambda: counts.append(lag_counts(port)),
+        )
+    cumulative = {bound: counts[1][bound] - counts[0][bound] for bound in counts[0]}
+    lags: dict[str, float] = {}
+    below = 0.0
+    for bound, count in cumulative.items():
+        lags[bound], below = count - below, count
+    prompts, median = outcome or (0.0, 0.0)
+    return Cell(
+        clients,
+        prompts,
+        median,
+        lags,
+        late=1 - cumulative[str(LIMIT)] / cumulative["+Inf"],
+        within_ms=1e3 * max(float(bound) for bound, count in lags.items() if count),
+    )
+
+
+def table(cells: list[Cell]) -> str:
+    """The cells as a Markdown table."""
+    shown = ("0.001", "0.0025", "0.005", "0.01")
+    lines = [
+        "| clients | prompts/s | first byte ms | lags: up to 1 ms | 2.5 | 5 | 10 | more | over 5 ms |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for cell in cells:
+        counts = [cell.lags[bound] for bound in shown]
+        more = sum(cell.lags.values()) - sum(counts)
+        lines.append(
+            f"| {cell.clients} | {cell.prompts:.0f} | {cell.prompt_median_ms:.0f} "
+            f"| {' | '.join(f'{count:.0f}' for count in (*counts, more))} | {cell.late:.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=8000, help="of a conversation")
+    parser.add_argument("--clients", type=int, nargs="+", default=[0, 1, 4])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of the steady state that are measured (default 10)"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_loop_lag.json")
+    options = parser.parse_args(arguments)
+    folder = ensure_smollm2()
+    body = {"model": "m", "messages": conversation(folder, options.tokens), "max_tokens": 1, "ignore_eos": True}
+    request = http_request("/v1/chat/completions", body)
+    cells: list[Cell] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="tandem-bench-") as scratch,
+        running_fleet(folder, Path(scratch), 1, {"simulated_step_ms": STEP_MS}) as fleet,
+    ):
+        for clients in options.clients:
+            print(f"{clients} clients with long prompts …", file=sys.stderr, flush=True)
+            cells.append(measure(fleet.port, request, clients, options.streams, options.seconds))
+            print(asdict(cells[-1]), file=sys.stderr, flush=True)
+    print(table(cells))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps([asdict(cell) for cell in cells], indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
