@@ -69,8 +69,8 @@ def stamp_tokens(folder: Path) -> tuple[list[int], list[bytes]]:
     raise RuntimeError(f"the tokenizer in {folder} has too few words")
 
 
-def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: int, words: list[bytes]) -> Cell:
-    body = {"model": "m", "prompt": [500] * 8, "max_tokens": tokens, "ignore_eos": True}
+def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: int | None, words: list[bytes]) -> Cell:
+    body = {"model": "m", "prompt": [500] * 8, "max_tokens": tokens or MAX_TOKENS, "ignore_eos": True}
     processes = (fleet.frontend, *fleet.engines)
     cpu: list[list[float]] = []
     generated: list[float] = []
@@ -86,6 +86,8 @@ def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: 
         http_request("/v1/completions", body),
         streams,
         seconds=seconds,
+        # Where answers end within the measured time, as many begin at any moment as end.
+        interval=1e-3 if tokens is None else tokens * step_ms / 1e3 / streams,
         words=words,
         at_begin=sample,
         at_end=sample,
@@ -135,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--step-ms", type=float, nargs="+", default=[20.0], help="of the engines; a token a stream each"
     )
     parser.add_argument(
-        "--tokens", type=int, default=MAX_TOKENS, help="of an answer, after which its stream asks anew (default 4000)"
+        "--tokens", type=int, help="of an answer, after which its stream asks anew (by default none ends)"
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="of the steady state that are measured (default 8)")
     parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_frontend.json")

@@ -7,7 +7,8 @@
  * REQUEST is a file with the whole HTTP request. WORDS has a word a line: a token whose text is " word" of line N was
  * made at a millisecond of CLOCK_MONOTONIC that is N modulo the number of lines; how old it is when it arrives at this
  * machine's socket is kept for one stream of eight, and how long it then waits for this program to read it. With -t, "begin" and "end" are printed when the measured time begins and ends, so that
- * others' CPU time can be read then. The last line is JSON.
+ * others' CPU time can be read then; the streams begin a millisecond after each other, or -i SECONDS. The last line is
+ * JSON.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -203,12 +204,13 @@ static double percentile(double *values, long count, double share) {
 }
 
 int main(int argc, char **argv) {
-    double seconds = 0;
+    double seconds = 0, interval = 1e-3;
     int option;
-    while ((option = getopt(argc, argv, "n:t:w:")) != -1) {
+    while ((option = getopt(argc, argv, "n:t:w:i:")) != -1) {
         if (option == 'n') num_answers = atol(optarg);
         else if (option == 't') seconds = atof(optarg);
         else if (option == 'w') read_words(optarg);
+        else if (option == 'i') interval = atof(optarg);
         else return 2;
     }
     if (argc - optind != 4 || (num_answers > 0) == (seconds > 0)) {
@@ -237,8 +239,8 @@ int main(int argc, char **argv) {
     int measuring = 0;
     static char data[1 << 18];
     for (;;) {
-        /* One stream a millisecond: a server that was asked a thousand times at once would be measured busy with that. */
-        while (opened < streams && (!seconds || now() - began > opened * 1e-3)) {
+        /* Not all at once: a server that was asked a thousand times would be measured busy with that. */
+        while (opened < streams && (!seconds || now() - began > opened * interval)) {
             all[opened].number = opened;
             connect_stream(&all[opened], host, port, poll);
             opened++;

@@ -73,18 +73,20 @@ def run_stream_load(
     *,
     answers: int | None = None,
     seconds: float | None = None,
+    interval: float = 1e-3,
     words: Sequence[bytes] = (),
     at_begin: Callable[[], None] = lambda: None,
     at_end: Callable[[], None] = lambda: None,
 ) -> StreamLoad:
-    """Either `answers` in all, or `seconds` of the steady state, at whose ends the functions are called.
+    """Either `answers` in all, or `seconds` of the steady state, at whose ends the functions are called; then the
+    streams begin `interval` seconds after each other.
     `words`: see the C file. Raises RuntimeError where an answer failed."""
     with tempfile.TemporaryDirectory(prefix="tandem-load-") as folder:
         request_file, words_file = Path(folder) / "request", Path(folder) / "words"
         request_file.write_bytes(request)
         words_file.write_bytes(b"\n".join(words))
         command = [str(stream_load()), "127.0.0.1", str(port), str(request_file), str(streams)]
-        command += ["-n", str(answers)] if answers is not None else ["-t", str(seconds)]
+        command += ["-n", str(answers)] if answers is not None else ["-t", str(seconds), "-i", str(interval)]
         command += ["-w", str(words_file)] if words else []
         if answers is not None:
             at_begin()

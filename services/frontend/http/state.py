@@ -10,6 +10,7 @@ from services.frontend.http.choices import Choices
 from services.frontend.http.errors import ApiError, bad_request
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.stream_writer import StreamPump
+from services.frontend.http.arrivals import Arrivals
 from services.frontend.metrics.frontend_metrics import FrontendMetrics
 from services.frontend.settings import FrontendSettings
 from services.frontend.structured import GrammarChecker
@@ -23,6 +24,7 @@ class FrontendState:
         self.settings = settings
         self.models = list(models)
         self.pump = StreamPump()
+        self.arrivals = Arrivals()
         self.metrics = FrontendMetrics(self.models, lambda: self.ready)
         self.grammars = GrammarChecker(settings.max_grammar_bytes, settings.grammar_compile_seconds)
         self.draining = False

@@ -44,6 +44,7 @@ async def create_chat_completion(http_request: Request) -> Response:
     tools = tool_use(request, model)
     asked_structure = asked_structured_output(request)
     with state.preparing():
+        await state.arrivals.take_turn()
         structured = await check_grammar(state.grammars, *asked_structure) if asked_structure else None
         if tools is not None:
             num_bytes = request.num_bytes

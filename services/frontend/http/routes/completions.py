@@ -45,6 +45,7 @@ async def create_completion(http_request: Request) -> Response:
         raise bad_request("max_tokens must be at least 1, unless the prompt is scored (echo)", "max_tokens")
     asked_structure = asked_structured_output(request)
     with state.preparing():
+        await state.arrivals.take_turn()
         structured = await check_grammar(state.grammars, *asked_structure) if asked_structure else None
         prompts = await _prompts(request, model, limits, max_tokens)
         bad_words = await model.prompts.run(request.num_bytes, lambda: bad_word_ids(request, model.tokenizer))
