@@ -1,11 +1,11 @@
-"""A route that FastAPI documents and Starlette serves: its endpoint takes the Request alone, so there is nothing to
-look for in the request first. routes/ are made of it where requests are many."""
+"""A route that FastAPI documents and does not serve: its endpoint takes the Request alone, so there is nothing to look
+for in the request first. routes/ are made of it where requests are many; the app handles their errors."""
 
 from collections.abc import Callable
 from typing import Any
 
 from fastapi.routing import APIRoute
-from starlette.routing import request_response
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 
@@ -14,10 +14,11 @@ class DirectRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        self._serve = request_response(endpoint)
+        self._answer = endpoint
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in self.methods:
-            await self._serve(scope, receive, send)
+            response = await self._answer(Request(scope, receive, send))
+            await response(scope, receive, send)
         else:
             await super().handle(scope, receive, send)

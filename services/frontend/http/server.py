@@ -40,10 +40,10 @@ _FAREWELL_SECONDS = 5
 # would lie there in its first, small chunks, in memory that counts as this pod's, and the collector could merge none.
 _UNSENT_BYTES = 64 * 1024
 _SIGN_OF_LIFE_SECONDS = 2.0
-# When Python looks for cycles of objects, of which an ordinary request leaves none. The objects of one message of an
-# engine, thousands of streams' outputs, are no reason to: they go at once. And a search of everything takes 100 ms at a
-# thousand streams, all of which wait for it: not before some three million objects more have come than gone.
-_COLLECT_AFTER = (10_000, 2, 100)
+# When Python looks for cycles of objects, of which requests leave none: after so many objects more have come than gone,
+# and after so many looks further among those that were there before. What comes and goes with the streams is no reason
+# to: at a thousand of them a look at everything takes 100 ms, for which all wait, and one at the youngest 20.
+_COLLECT_AFTER = (50_000, 20, 3)
 # What a thread that makes a prompt may keep the interpreter for while the event loop waits for it.
 _THREAD_SECONDS = 0.001
 

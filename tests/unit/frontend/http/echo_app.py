@@ -220,7 +220,7 @@ def events(response: httpx.Response) -> list[Any]:
 def parse_events(text: str) -> list[Any]:
     assert text.endswith("data: [DONE]\n\n")
     lines = text.split("\n\n")[:-1]
-    assert all(line.startswith("data: ") for line in lines)
+    assert not [line for line in lines if not line.startswith("data: ")]
     assert "data: [DONE]" not in lines[:-1]
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
