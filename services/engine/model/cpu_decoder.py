@@ -174,11 +174,11 @@ def _plan_matrices(config: DecoderConfig, quantization: Quantization) -> list[Ma
     """Every matrix in the order of a step."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
-    format_, head_format = FORMATS[quantization]
+    formats = FORMATS[quantization]
     layer = [
-        MatrixPlan(query + 2 * kv, hidden, format=format_),
-        MatrixPlan(hidden, query, format=format_),
-        MatrixPlan(2 * inner, hidden, gated=True, format=format_),
-        MatrixPlan(hidden, inner, format=format_),
+        MatrixPlan(query + 2 * kv, hidden, format=formats.attention),
+        MatrixPlan(hidden, query, format=formats.attention),
+        MatrixPlan(2 * inner, hidden, gated=True, format=formats.mlp),
+        MatrixPlan(hidden, inner, format=formats.mlp),
     ]
-    return [*layer * config.num_layers, MatrixPlan(config.vocab_size, hidden, format=head_format)]
+    return [*layer * config.num_layers, MatrixPlan(config.vocab_size, hidden, format=formats.head)]

@@ -17,7 +17,7 @@ from services.engine.model.decoder_ops import DecoderOps, Heads
 from services.engine.model.decoder_weights import LayerWeights, Matrix, take_embeddings, take_head, take_layer
 from services.engine.model.kv_pool import KVLayer
 from services.engine.model.linear import Linear, make_linear
-from services.engine.model.quantization import FORMATS, Quantization, WeightFormat, rounded_weights
+from services.engine.model.quantization import FORMATS, Formats, Quantization, WeightFormat, rounded_weights
 from services.engine.model.rope import rope_tables
 from services.engine.model.weights import Checkpoint
 
@@ -63,12 +63,12 @@ class Decoder:
         # The packed head is a second copy of a tied table. On a CPU the table stays in the mapped file, in its own
         # type, so that only the rows that are looked up cost memory.
         self._embeddings = table if device.type == "cpu" else table.to(device, dtype)
-        format_, head_format = FORMATS[quantization]
-        self._layers = [_make_layer(config, i, take_layer(config, i, take), format_) for i in range(config.num_layers)]
+        formats = FORMATS[quantization]
+        self._layers = [_make_layer(config, i, take_layer(config, i, take), formats) for i in range(config.num_layers)]
         self._norm = take("model.norm.weight", config.hidden_size)
         head = take_head(config, table, checkpoint)
         head = self._embeddings if head is table and device.type != "cpu" else head.to(device, dtype)
-        self._head = make_linear(rounded_weights(head, head_format))
+        self._head = make_linear(rounded_weights(head, formats.head))
         checkpoint.finish()
 
     def forward(self, batch: Batch, rows: Tensor, attention: Attention) -> Tensor:
@@ -98,13 +98,13 @@ class Decoder:
         return self._head(padded.contiguous())[: len(states)]
 
 
-def _make_layer(config: DecoderConfig, i: int, weights: LayerWeights, format_: WeightFormat) -> _Layer:
-    def linear(matrix: Matrix) -> Linear:
+def _make_layer(config: DecoderConfig, i: int, weights: LayerWeights, formats: Formats) -> _Layer:
+    def linear(matrix: Matrix, format_: WeightFormat) -> Linear:
         return make_linear(rounded_weights(matrix.weight, format_), matrix.bias)
 
     return _Layer(
         attention_norm=weights.attention_norm,
-        qkv=linear(weights.qkv),
+        qkv=linear(weights.qkv, formats.attention),
         heads=Heads(
             query=config.query_heads,
             kv=config.kv_heads,
@@ -113,8 +113,8 @@ def _make_layer(config: DecoderConfig, i: int, weights: LayerWeights, format_: W
             key_norm=weights.key_norm,
         ),
         options=AttentionOptions(scale=config.head_dim**-0.5, window=config.windows[i]),
-        output=linear(weights.output),
+        output=linear(weights.output, formats.attention),
         mlp_norm=weights.mlp_norm,
-        gate_up=linear(weights.gate_up),
-        down=linear(weights.down),
+        gate_up=linear(weights.gate_up, formats.mlp),
+        down=linear(weights.down, formats.mlp),
     )

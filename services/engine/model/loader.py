@@ -132,8 +132,8 @@ def _check_quantizable(
         )
     if not is_native:
         raise ModelLoadError(
-            f"--quantization {quantization} works with {', '.join(NATIVE_MODEL_TYPES)} models only, and with those "
-            f"that the native decoder covers: leave it out for this {model_type} model."
+            f"--quantization {quantization} works only with what the native decoder covers of "
+            f"{', '.join(NATIVE_MODEL_TYPES)} models: leave it out for this {model_type} model."
         )
     if dtype != torch.bfloat16:
         raise ModelLoadError(

@@ -5,6 +5,7 @@ nearest whole number of scales. The kernels hold them so (kernels/pack_linear.c 
 `rounded_weights` is for where the kernels do not run.
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
@@ -23,11 +24,21 @@ class WeightFormat(IntEnum):
     INT4 = 2
 
 
-# Of the layers' matrices, and of the one that makes logits: where the same errors cost more.
-FORMATS: dict[Quantization, tuple[WeightFormat, WeightFormat]] = {
-    "none": (WeightFormat.BF16, WeightFormat.BF16),
-    "int8": (WeightFormat.INT8, WeightFormat.INT8),
-    "int4": (WeightFormat.INT4, WeightFormat.INT8),
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Of the matrices around the attention, of those of the MLP, which are most of the weights, and of the one that
+    makes logits."""
+
+    attention: WeightFormat
+    mlp: WeightFormat
+    head: WeightFormat
+
+
+FORMATS: dict[Quantization, Formats] = {
+    "none": Formats(WeightFormat.BF16, WeightFormat.BF16, WeightFormat.BF16),
+    "int8": Formats(WeightFormat.INT8, WeightFormat.INT8, WeightFormat.INT8),
+    # Four bits cost most where they save least.
+    "int4": Formats(WeightFormat.INT8, WeightFormat.INT4, WeightFormat.INT8),
 }
 GROUP = 32  # INT4_GROUP in kernels/weight_formats.h
 _SCALES_TRIED = 12

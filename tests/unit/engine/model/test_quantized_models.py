@@ -78,7 +78,7 @@ def test_a_request_gets_the_same_bits_alone_and_in_company(name: str, quantizati
                 assert torch.equal(a[position], b[position])
 
 
-def test_weights_take_a_half_and_a_third_of_the_room(tmp_path: Path) -> None:
+def test_weights_take_a_half_and_little_more_than_a_third_of_the_room(tmp_path: Path) -> None:
     if load_kernels() is None:
         pytest.skip("no C compiler here")
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 128}
@@ -87,7 +87,7 @@ def test_weights_take_a_half_and_a_third_of_the_room(tmp_path: Path) -> None:
     save_model(config, tmp_path)
     none, eight, four = (quantized(tmp_path, each).loaded.model.weight_bytes for each in ("none", *BITS))
     assert eight < 0.52 * none
-    assert four < 0.32 * none
+    assert four < 0.4 * none
 
 
 def test_weights_that_are_rounded_otherwise_have_another_identity(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_without_a_compiler_it_runs_and_says_what_it_lacks(
 def test_what_cannot_be_quantized_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(OTHERS["gpt2"](), tmp_path / "gpt2")
     save_model(NATIVE["llama"](), tmp_path / "llama")
-    with pytest.raises(ModelLoadError, match=r"--quantization int8 works with llama.*gpt2"):
+    with pytest.raises(ModelLoadError, match=r"native decoder covers of llama.*for this gpt2 model"):
         quantized(tmp_path / "gpt2", "int8")
     with pytest.raises(ModelLoadError, match="would run in float32: pass --dtype bfloat16"):
         make_executor(tmp_path / "llama", quantization="int4")
