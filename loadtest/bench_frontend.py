@@ -2,11 +2,11 @@
 
     python -m loadtest.bench_frontend [--streams 64 256 1000] [--engines 1 2 4 8] [--step-ms 20] [--seconds 8]
 
-Each cell: the streams run at just under 50 tokens/s each (`--step-ms` 20); over some seconds of the steady state, the
-tokens that reached the clients, the frontend's CPU time for each of them, and how long a token takes from the end of
-the engine's step to the client's socket, as the kernel notes its arrival there. The engines' and the clients' CPU time
-is shown too: on few cores they take from the frontend. How long a token then waits for the client to read it is the
-client's own lateness: where that is long, the machine is saturated and no server is measured.
+Each cell: the streams run at 50 tokens/s each (`--step-ms` 20); over some seconds of the steady state, the tokens that
+reached the clients, in all and by stream, the frontend's CPU time for each of them, and how long a token takes from
+the end of the engine's step to the client's socket, as the kernel notes its arrival there. The engines' and the
+clients' CPU time is shown too: on few cores they take from the frontend. How long a token then waits for the client to
+read it is the client's own lateness: where that is long, the machine is saturated and no server is measured.
 """
 
 import argparse
@@ -44,6 +44,8 @@ class Cell:
     latency_p99_ms: float
     latency_most_ms: float
     client_wait_p99_ms: float
+    stream_median_rate: float
+    stream_least_rate: float
     frontend_cpu_us: float  # for each delivered token
     frontend_cores: float
     engine_cpu_us: float  # of all engines, for each delivered token
@@ -103,6 +105,8 @@ def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: 
         latency_p99_ms=load.age_p99_ms,
         latency_most_ms=load.age_most_ms,
         client_wait_p99_ms=load.wait_p99_ms,
+        stream_median_rate=load.stream_median_tokens / load.seconds,
+        stream_least_rate=load.stream_least_tokens / load.seconds,
         frontend_cpu_us=1e6 * frontend / load.tokens,
         frontend_cores=frontend / load.seconds,
         engine_cpu_us=1e6 * sum(engines) / load.tokens,
@@ -115,12 +119,14 @@ def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: 
 def table(cells: list[Cell]) -> str:
     """The cells as a Markdown table."""
     head = (
-        "| engines | streams | step ms | generated tok/s | delivered tok/s | way ms, median / p99 / most | frontend "
-        "CPU µs/token | frontend cores | frontend MB | engines CPU µs/token | clients' cores | read after ms, p99 |\n"
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+        "| engines | streams | step ms | generated tok/s | delivered tok/s | a stream's, median / slowest "
+        "| way ms, median / p99 / most | frontend CPU µs/token | frontend cores | frontend MB | engines CPU µs/token "
+        "| clients' cores | read after ms, p99 |\n"
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     lines = [
         f"| {cell.engines} | {cell.streams} | {cell.step_ms:g} | {cell.generated_rate:.0f} | {cell.delivered_rate:.0f} "
+        f"| {cell.stream_median_rate:.1f} / {cell.stream_least_rate:.1f} "
         f"| {cell.latency_median_ms:.0f} / {cell.latency_p99_ms:.0f} / {cell.latency_most_ms:.0f} "
         f"| {cell.frontend_cpu_us:.1f} | {cell.frontend_cores:.2f} | {cell.frontend_resident_mb:.0f} "
         f"| {cell.engine_cpu_us:.1f} | {cell.client_cores:.2f} | {cell.client_wait_p99_ms:.1f} |"

@@ -1,19 +1,24 @@
 """How late the frontend's event loop is while long conversations come: the loop-lag metric, with streams beside them.
 
-    python -m loadtest.bench_loop_lag [--tokens 8000] [--clients 1 4] [--streams 64] [--seconds 10]
+    python -m loadtest.bench_loop_lag [--tokens 8000] [--clients 1 4] [--streams 64] [--seconds 10] [--bodies]
 
 Some clients send a conversation of 8,000 tokens again as soon as it is answered, which takes a template, a tokenizer
 and a large ADD each time; meanwhile streams run at 50 tokens/s each. Everything that the frontend serves waits for its
 event loop, so what holds it up shows in tandem_frontend_event_loop_lag_seconds. Beside it the streams alone.
+
+With --bodies the clients send other large bodies, one kind after the other: what is read, right or wrong.
 """
 
 import argparse
 import contextlib
+import http.client
 import json
 import re
+import statistics
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +39,7 @@ _BUCKET = re.compile(rb'^tandem_frontend_event_loop_lag_seconds_bucket\{le="([^"
 class Cell:
     """One line of the table. `lags` counts by upper bound in seconds, each without those below it."""
 
+    what: str
     clients: int
     prompts: float  # answered in a second
     prompt_median_ms: float  # from sending the conversation to the first byte of its answer
@@ -75,10 +81,52 @@ def asking(port: int, request: bytes, clients: int, seconds: float) -> Iterator[
         thread.join()
 
 
-def measure(port: int, long_request: bytes, clients: int, streams: int, seconds: float) -> Cell:
+@contextlib.contextmanager
+def posting(port: int, path: str, body: bytes, seconds: float) -> Iterator[list[float]]:
+    """The same for one client whose body need not be right: what is wrong is answered too."""
+    outcome: list[float] = []
+
+    def post() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        began, took = time.monotonic(), list[float]()
+        while time.monotonic() < began + seconds:
+            sent = time.monotonic()
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            connection.getresponse().read()
+            took.append(time.monotonic() - sent)
+        outcome.extend((len(took) / (time.monotonic() - began), 1e3 * statistics.median(took)))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    yield outcome
+    thread.join()
+
+
+def large_bodies() -> dict[str, tuple[str, bytes]]:
+    """Names, and the path and the body of each."""
+    ids = json.dumps({"prompt": [[1000 + number % 40_000 for number in range(8000)]] * 64, "max_tokens": 1}).encode()
+    text = json.dumps({"prompt": "naïve 北京 👍\n" * 100_000}).encode()
+    messages = [{"role": "user", "content": "hello"}] * 9000
+    return {
+        "64 prompts of 8,000 ids": ("/v1/completions", ids),
+        "the same, wrong at its end": ("/v1/completions", ids.replace(b"]]", b",]]")),
+        f"{len(text) / 1e6:.1f} MB of escapes": ("/v1/completions", text),
+        "9,000 messages": ("/v1/chat/completions", json.dumps({"messages": messages}).encode()),
+        "9,000 wrong messages": ("/v1/chat/completions", json.dumps({"messages": [{"role": 1}] * 9000}).encode()),
+    }
+
+
+def measure(
+    what: str,
+    port: int,
+    asked: contextlib.AbstractContextManager[list[float]],
+    clients: int,
+    streams: int,
+    seconds: float,
+) -> Cell:
     counts: list[dict[str, float]] = []
     short = {"model": "m", "prompt": [500] * 8, "max_tokens": 4000, "ignore_eos": True}
-    with asking(port, long_request, clients, seconds + 3) as outcome:
+    with asked as outcome:
         run_stream_load(
             port,
             http_request("/v1/completions", short),
@@ -94,6 +142,7 @@ def measure(port: int, long_request: bytes, clients: int, streams: int, seconds:
         lags[bound], below = count - below, count
     prompts, median = outcome or (0.0, 0.0)
     return Cell(
+        what,
         clients,
         prompts,
         median,
@@ -107,14 +156,14 @@ def table(cells: list[Cell]) -> str:
     """The cells as a Markdown table."""
     shown = ("0.001", "0.0025", "0.005", "0.01")
     lines = [
-        "| clients | prompts/s | first byte ms | lags: up to 1 ms | 2.5 | 5 | 10 | more | over 5 ms |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| bodies | clients | prompts/s | first byte ms | lags: up to 1 ms | 2.5 | 5 | 10 | more | over 5 ms |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for cell in cells:
         counts = [cell.lags[bound] for bound in shown]
         more = sum(cell.lags.values()) - sum(counts)
         lines.append(
-            f"| {cell.clients} | {cell.prompts:.0f} | {cell.prompt_median_ms:.0f} "
+            f"| {cell.what} | {cell.clients} | {cell.prompts:.0f} | {cell.prompt_median_ms:.0f} "
             f"| {' | '.join(f'{count:.0f}' for count in (*counts, more))} | {cell.late:.1%} |"
         )
     return "\n".join(lines)
@@ -128,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="of the steady state that are measured (default 10)"
     )
+    parser.add_argument("--bodies", action="store_true", help="other large bodies than conversations, from one client")
     parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_loop_lag.json")
     options = parser.parse_args(arguments)
     folder = ensure_smollm2()
@@ -138,9 +188,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory(prefix="tandem-bench-") as scratch,
         running_fleet(folder, Path(scratch), 1, {"simulated_step_ms": STEP_MS}) as fleet,
     ):
-        for clients in options.clients:
-            print(f"{clients} clients with long prompts …", file=sys.stderr, flush=True)
-            cells.append(measure(fleet.port, request, clients, options.streams, options.seconds))
+        longer = options.seconds + 3
+        if options.bodies:
+            kinds = {
+                what: (posting(fleet.port, path, each, longer), 1) for what, (path, each) in large_bodies().items()
+            }
+        else:
+            kinds = {
+                f"{options.tokens} tokens, {clients}": (asking(fleet.port, request, clients, longer), clients)
+                for clients in options.clients
+            }
+        for what, (asked, clients) in kinds.items():
+            print(f"{what} …", file=sys.stderr, flush=True)
+            cells.append(measure(what, fleet.port, asked, clients, options.streams, options.seconds))
             print(asdict(cells[-1]), file=sys.stderr, flush=True)
     print(table(cells))
     options.output.parent.mkdir(parents=True, exist_ok=True)

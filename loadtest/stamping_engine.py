@@ -2,7 +2,8 @@
 
     python -m loadtest.stamping_engine FILE      FILE: token ids, a JSON list; TANDEM_… variables as for an engine
 
-Token i of the list is made in the i-th millisecond of the machine's monotonic clock, modulo the list's length.
+Token i of the list is made in the i-th millisecond of the machine's monotonic clock, modulo the list's length. Steps
+end as far apart as `simulated_step_ms` says, whatever the engine has to do between them.
 """
 
 import json
@@ -23,6 +24,17 @@ class StampingExecutor(SimulatedExecutor):
     """Every token of a step is the one that names the moment at which the step ended."""
 
     token_ids: ClassVar[list[int]] = []
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings, self._wait)
+        self._pace = (settings.simulated_step_ms or 0) / 1000
+        self._due = 0.0
+
+    def _wait(self, seconds: float) -> None:
+        """A step that comes too late is made good by the next, and no more than one."""
+        now = time.monotonic()
+        self._due = max(self._due + self._pace, now - self._pace)
+        time.sleep(max(0.0, self._due - now))
 
     def execute(self, step: Step) -> list[SampledToken]:
         sampled = super().execute(step)

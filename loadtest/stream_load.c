@@ -36,6 +36,7 @@ struct stream {
     int ends;           /* the line before was the last chunk's size */
     char head[LINE_HEAD];
     double asked;
+    long tokens;        /* of the measured time */
 };
 
 static char *request;
@@ -102,6 +103,7 @@ static void take_words(struct stream *s, const char *line, const char *end, doub
         const char *word = ++text;
         while (text < end && *text != ' ' && *text != '"') text++;
         num_tokens++;
+        s->tokens++;
         char copy[64];
         if (s->number % 8 || text - word >= (long)sizeof copy || num_ages >= MAX_AGES) continue;
         memcpy(copy, word, text - word);
@@ -285,12 +287,15 @@ int main(int argc, char **argv) {
         puts("end");
         fflush(stdout);
     }
+    double *of_stream = calloc(streams, sizeof *of_stream);
+    for (int i = 0; i < streams; i++) of_stream[i] = all[i].tokens;
     printf("{\"seconds\": %.4f, \"answers\": %ld, \"failed\": %ld, \"chunks\": %lld, \"tokens\": %lld, \"reads\": %lld, "
            "\"bytes\": %lld, \"cpu_seconds\": %.4f, \"first_median_ms\": %.2f, \"first_p99_ms\": %.2f, "
-           "\"age_median_ms\": %.1f, \"age_p99_ms\": %.1f, \"age_most_ms\": %.1f, \"wait_p99_ms\": %.2f}\n",
+           "\"age_median_ms\": %.1f, \"age_p99_ms\": %.1f, \"age_most_ms\": %.1f, \"wait_p99_ms\": %.2f, \"stream_median_tokens\": %.0f, "
+           "\"stream_least_tokens\": %.0f}\n",
            took, num_done, num_failed, num_chunks, num_tokens, num_reads, num_bytes, used,
            percentile(first_ms, num_first, 0.5), percentile(first_ms, num_first, 0.99),
            percentile(ages_ms, num_ages, 0.5), percentile(ages_ms, num_ages, 0.99), percentile(ages_ms, num_ages, 1),
-           percentile(waits_ms, num_waits, 0.99));
+           percentile(waits_ms, num_waits, 0.99), percentile(of_stream, streams, 0.5), percentile(of_stream, streams, 0));
     return num_failed ? 1 : 0;
 }

@@ -19,7 +19,7 @@ _SOURCE = Path(__file__).with_name("stream_load.c")
 class StreamLoad:
     """What the clients saw. Milliseconds; a figure that was not measured is negative. Ages are those of tokens as they
     arrive at the clients' sockets; waits, how long what has arrived is not read yet: where they are long, the client is
-    the bottleneck."""
+    the bottleneck. A stream's tokens are those of the measured time, where there were words to tell them by."""
 
     seconds: float
     answers: int
@@ -35,6 +35,8 @@ class StreamLoad:
     age_p99_ms: float
     age_most_ms: float
     wait_p99_ms: float
+    stream_median_tokens: float
+    stream_least_tokens: float
 
 
 class NoCompiler(RuntimeError):

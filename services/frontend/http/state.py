@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from services.frontend.generation import GenerationError
+from services.frontend.http.arrivals import Arrivals
 from services.frontend.http.choices import Choices
 from services.frontend.http.errors import ApiError, bad_request
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.stream_writer import StreamPump
-from services.frontend.http.arrivals import Arrivals
 from services.frontend.metrics.frontend_metrics import FrontendMetrics
 from services.frontend.settings import FrontendSettings
 from services.frontend.structured import GrammarChecker
