@@ -5,7 +5,6 @@ that the model has its logits.
 """
 
 import logging
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.grammars.matcher import GrammarMatcher
+from services.engine.model.cpu_threads import usable_threads
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +57,16 @@ class MaskFiller:
         self._no_eos = np.full(self._filled_words, -1, dtype=np.int32)
         for token_id in eos_ids:
             self._no_eos.view(np.uint32)[token_id // BITS] &= ~np.uint32(1 << token_id % BITS)
+        self._eos_bits = [(int(word), ~self._no_eos[word]) for word in np.flatnonzero(self._no_eos != -1)]
 
     def start(self, rows: Sequence[int], matchers: Sequence[GrammarMatcher | None]) -> TokenMasks:
         """Begin to fill the masks of a step's rows that sample; None where a row has no grammar."""
         from llguidance import LLExecutor
 
         if self._thread is None:
-            threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
-            self._executor = LLExecutor(threads)
+            # As many as the model's on a CPU: a model's thread that is kept from its core for a moment keeps the
+            # others waiting, so they are all better kept for a shorter one.
+            self._executor = LLExecutor(min(MAX_THREADS, usable_threads()))
             # One thread waits for the others, which are llguidance's.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         bitmask = np.empty((len(rows), self._filled_words), dtype=np.int32)
@@ -97,11 +99,14 @@ class MaskFiller:
                 bitmask[place] = -1
             return
         for matcher, place in work:
-            matcher.check_mask()
-            if matcher.error is not None:
-                # It fails when the step is over; until then its row must hold something to sample.
-                bitmask[place] = -1
-            elif matcher.keeps_eos_out:
+            # Quick, for most: while Python runs here, the loop's thread waits for the interpreter.
+            if matcher.matcher.is_stopped():
+                matcher.check_mask()
+                if matcher.error is not None:
+                    # It fails when the step is over; until then its row must hold something to sample.
+                    bitmask[place] = -1
+                    continue
+            if matcher.keeps_eos_out and any(bitmask[place, word] & bit for word, bit in self._eos_bits):
                 without = bitmask[place] & self._no_eos
                 if without.any():
                     bitmask[place] = without

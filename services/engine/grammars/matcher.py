@@ -35,12 +35,14 @@ class GrammarMatcher:
 
     def accept(self, token_id: int) -> None:
         """The output goes on with this token."""
-        self.replay((token_id,))
+        if self.error is None and not self.matcher.consume_token(token_id):
+            self._leave()
+        self.num_tokens += 1
 
     def replay(self, token_ids: Sequence[int]) -> None:
         """The output so far, of a request that another engine began."""
         if self.error is None and not self.matcher.consume_tokens(list(token_ids)):
-            self.error = f"the output so far does not follow the grammar: {self._reason()}"
+            self._leave()
         self.num_tokens += len(token_ids)
 
     def rollback(self, num_tokens: int) -> None:
@@ -65,6 +67,9 @@ class GrammarMatcher:
 
     def is_eos(self, token_id: int) -> bool:
         return token_id in self._eos_ids
+
+    def _leave(self) -> None:
+        self.error = f"the output so far does not follow the grammar: {self._reason()}"
 
     def _reason(self) -> str:
         # What follows the first line is the parser's state, for those who work on llguidance.

@@ -1,10 +1,10 @@
-"""What changes a row's logits before anything is drawn: allowed and banned tokens, bias, penalties, grammars.
+"""What changes a row's logits before anything is drawn: allowed and banned tokens, bias, penalties.
 
 Only rows that ask for something are touched, and of those only the tokens concerned. Masks *add* minus
-infinity, so that NaN stays NaN and a broken row is noticed even under a mask.
+infinity, so that NaN stays NaN and a broken row is noticed even under a mask. Grammars' masks are in
+`token_mask`.
 """
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.sampling.row_state import RowState
-
-_BITS = 32
-_MASKED_ROWS_AT_ONCE = 16
 
 
 class LogitEdits:
@@ -103,34 +100,3 @@ class LogitEdits:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> None:
-    """Ban in place what a packed mask bans: int32 [rows, ceil(vocab / 32)]; bit id % 32 of word id // 32 is set
-    where the token is allowed (the layout of xgrammar and of vLLM). Rows of -1 alone are left as they are.
-
-    Raises ValueError for a mask of another shape or type.
-    """
-    rows, vocab_size = logits.shape
-    if bitmask.dtype != torch.int32 or bitmask.shape != (rows, -(-vocab_size // _BITS)):
-        raise ValueError(
-            f"a token bitmask for logits {tuple(logits.shape)} must be int32 {(rows, -(-vocab_size // _BITS))}, "
-            f"not {bitmask.dtype} {tuple(bitmask.shape)}"
-        )
-    masked = (bitmask != -1).any(dim=1).nonzero().squeeze(1)
-    table = _byte_additions(logits.device)
-    for chunk in masked.split(_MASKED_ROWS_AT_ONCE):
-        # A byte's eight additions are looked up: several times faster than taking its bits apart.
-        bytes_of_mask = bitmask[chunk].view(torch.uint8).int()
-        addition = torch.nn.functional.embedding(bytes_of_mask, table).flatten(1)[:, :vocab_size]
-        if len(masked) == rows:
-            logits[int(chunk[0]) : int(chunk[-1]) + 1] += addition
-        else:
-            logits.index_add_(0, chunk, addition)
-
-
-@functools.cache
-def _byte_additions(device: torch.device) -> Tensor:
-    """float32 [256, 8]: for each byte of a mask, 0 where its bit is set and minus infinity where it is not."""
-    bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1
-    return torch.zeros(256, 8).masked_fill_(bits == 0, -torch.inf).to(device)

@@ -1,7 +1,7 @@
 """The sampler: one pass over the whole batch, from the model's logits to token ids.
 
 The executor calls it after each run of the model. Its parts, in the order of their work: `row_state`,
-`batch_plan`, `logit_edits`, `processors`, and `draw` with its two implementations.
+`batch_plan`, `token_mask`, `logit_edits`, `processors`, and `draw` with its two implementations.
 """
 
 import logging
@@ -17,9 +17,9 @@ from services.engine.request import Request, RequestKey, SampledToken
 from services.engine.sampling.batch_plan import BatchPlan
 from services.engine.sampling.draw import Drawer
 from services.engine.sampling.kernel_draw import KernelDrawer
-from services.engine.sampling.logit_edits import apply_token_bitmask
 from services.engine.sampling.processors import LogitsProcessor, LogitsProcessorFault, ProcessorChain
 from services.engine.sampling.row_state import RowState
+from services.engine.sampling.token_mask import TokenMask
 from services.engine.sampling.torch_draw import TorchDrawer
 from shared.protocol import TokenLogprobs
 
@@ -91,10 +91,10 @@ class Sampler:
         self._logprobs_mode = logprobs_mode
         self._processors = ProcessorChain(processors)
         kernels = load_kernels() if use_kernels and device.type == "cpu" else None
+        threads = threads or torch.get_num_threads()
+        self._token_mask = TokenMask(device, kernels, threads)
         self._drawer: Drawer = (
-            TorchDrawer(vocab_size, device)
-            if kernels is None
-            else KernelDrawer(kernels, vocab_size, threads or torch.get_num_threads())
+            TorchDrawer(vocab_size, device) if kernels is None else KernelDrawer(kernels, vocab_size, threads)
         )
         self._rows: dict[RequestKey, RowState] = {}
         self._plan = BatchPlan([], self._drawer, device)
@@ -106,7 +106,7 @@ class Sampler:
         """The next token of each request, or its error.
 
         `logits` is [len(requests), vocab_size] in any float type; float32 logits are overwritten. `token_bitmask`
-        is a grammar's, see apply_token_bitmask. Each token that is returned must be appended to its request
+        is a grammar's, see `token_mask`. Each token that is returned must be appended to its request
         before the next call. Raises ValueError where the shapes do not fit, which is the caller's mistake.
         """
         if logits.dim() != 2 or logits.shape != (len(requests), self._vocab_size):
@@ -121,7 +121,7 @@ class Sampler:
         raw = logits[wanted].float() if wanted and self._logprobs_mode == "raw" and changes else None
         logits = logits.float().contiguous()
         if token_bitmask is not None:
-            apply_token_bitmask(logits, token_bitmask)
+            self._token_mask.apply(logits, token_bitmask)
         plan.edits.apply(logits)
         if self._processors:
             try:

@@ -37,6 +37,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "sample_tokens.c": _EXACT,
     "team.c": (),
     "token_logprobs.c": _EXACT,
+    "token_mask.c": (),
 }
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-pthread", "-fPIC", "-fno-math-errno")
 _COMPILE_SECONDS = 120

@@ -56,13 +56,23 @@ INLINE void enter(Race *race, int64_t id, double weight) {
     }
 }
 
+// Whether all of these tokens weigh nothing, as under a grammar's mask most do: known from their blocks' maxima alone.
+static int weigh_nothing(const Sampling *s, int64_t start, int64_t count, float row_max, float temperature,
+                         const float *maxima) {
+    float most = -INFINITY;
+    for (int64_t block = start / s->block; block * s->block < start + count; block++)
+        if (maxima[block] > most) most = maxima[block];
+    return (most - row_max) / temperature <= -64.0f;  // as in weights_of, which rounds to 0 from there on
+}
+
 // In two heats: groups of consecutive tokens, then the tokens of the group that won.
-static int64_t draw_plain(const Sampling *s, int64_t row, const float *logits, float row_max) {
+static int64_t draw_plain(const Sampling *s, int64_t row, const float *logits, float row_max, const float *maxima) {
     float temperature = s->temperatures[row];
     Race groups = race_of(s, row);
     for (int64_t start = 0; start < s->vocab; start += s->group) {
-        int64_t rest = s->vocab - start;
-        double sum = weigh(logits + start, rest < s->group ? rest : s->group, row_max, temperature, s->scale);
+        int64_t rest = s->vocab - start, count = rest < s->group ? rest : s->group;
+        if (weigh_nothing(s, start, count, row_max, temperature, maxima)) continue;
+        double sum = weigh(logits + start, count, row_max, temperature, s->scale);
         enter(&groups, -1 - start / s->group, sum);
     }
     int64_t start = (-1 - groups.winner) * s->group, end = start + s->group < s->vocab ? start + s->group : s->vocab;
@@ -162,7 +172,7 @@ static void sample_row(const Sampling *s, int64_t row, Scratch *scratch) {
     }
     float temperature = s->temperatures[row];
     if (s->kinds[row] == PLAIN) {
-        s->token_ids[row] = draw_plain(s, row, logits, row_max);
+        s->token_ids[row] = draw_plain(s, row, logits, row_max, scratch->maxima);
         for (int64_t i = 0; processed && i < s->vocab; i++) processed[i] = (logits[i] - row_max) / temperature;
         return;
     }

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 
+import llguidance
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from services.engine.grammars import GrammarCompiler, GrammarFault, GrammarMatcher, MaskFiller
 from services.engine.grammars import compiler as compiler_module
+from services.engine.grammars import masks as masks_module
 from services.frontend.tokenizer import Tokenizer
+from shared.grammars import llguidance_grammar, parser_limits
 from shared.sampling_params import SamplingParams
 from tests.engine_harness import wait_until
 from tests.grammar_harness import constrain
@@ -59,6 +63,46 @@ def test_the_mask_allows_exactly_the_tokens_that_can_follow(
             and rest.encode().startswith(tokenizer.token_bytes(token_id))
         }
         assert allowed(filler, matcher) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}}}'),
+        ("json_schema", '{"type": "array", "items": {"type": ["string", "number"]}}'),
+        ("json_object", ""),
+        ("regex", "[a-z ]{3,20}|(?s:.{0,9})"),
+    ],
+)
+def test_the_kinds_of_tokens_change_no_mask(
+    compiler: GrammarCompiler, filler: MaskFiller, kind: str, value: str
+) -> None:
+    """What is looked up for many tokens at once is what each of them gets by itself."""
+    grammar = llguidance_grammar(constrain(kind, value))
+    _, table = compiler._vocabulary()
+    plain = GrammarMatcher(LLMatcher(table.with_slices([]), grammar, limits=parser_limits()), frozenset(EOS))
+    sliced = make(compiler, kind, value)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        tokens = allowed(filler, sliced)
+        assert tokens == allowed(filler, plain)
+        token_id = int(rng.choice(sorted(tokens - set(EOS)) or EOS))
+        if token_id in EOS:
+            break
+        plain.accept(token_id)
+        sliced.accept(token_id)
+
+
+def test_masks_have_the_threads_of_this_process(monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler) -> None:
+    asked: list[int] = []
+    real = llguidance.LLExecutor
+    monkeypatch.setattr(llguidance, "LLExecutor", lambda threads: (asked.append(threads), real(threads))[1])
+    for usable, threads in ((1, 1), (3, 3), (64, masks_module.MAX_THREADS)):
+        monkeypatch.setattr(masks_module, "usable_threads", lambda usable=usable: usable)
+        filler = MaskFiller(VOCAB_SIZE, EOS)
+        assert allowed(filler, make(compiler, "choice", '["yes"]'))
+        filler.close()
+        assert asked.pop() == threads
 
 
 def test_at_the_end_only_eos_may_come(compiler: GrammarCompiler, filler: MaskFiller, tokenizer: Tokenizer) -> None:
