@@ -1,10 +1,11 @@
-"""A process that compiles grammars to see whether they can be served: it may be killed, its parent may not.
+"""A process that compiles grammars to see whether they can be served: what they do to it harms no stream.
 
 It reads and writes the frames of frames.py, a StructuredOutput in, a Verdict out, in order. A schema is its client's
-text: whatever takes too long or too much memory here ends this process alone.
+text: whatever takes too long or too much memory ends a copy of this process alone.
 """
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -26,6 +27,7 @@ MAX_MEMORY_BYTES = 1024**3  # of addresses; the processes share their pod's memo
 STACK_BYTES = 1024**2
 STEPS_INTO_GRAMMAR = 8
 OPENING_BYTES = b'{["'
+TOO_COMPLEX = "is too complex: compiling it takes too much memory, or it nests too deeply"
 MAX_LOCATED = 200  # subschemas that are compiled one by one to find the one at fault
 
 
@@ -122,31 +124,52 @@ def _locate(schema: Any) -> str:
 
 
 def main() -> None:
-    """Serve until stdin ends. `argv[1]` is the CPU time, in seconds, after which the kernel ends this process."""
-    seconds = float(sys.argv[1])
+    """Serve until stdin ends. `argv[1]` is the CPU time in seconds that a grammar may take, `argv[2]` how nice the
+    process is to others."""
+    seconds, niceness = float(sys.argv[1]), int(sys.argv[2])
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(10)  # streams come first
+    os.nice(niceness)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to answer
     threading.stack_size(STACK_BYTES)
-    serving = threading.Thread(target=_serve, args=[seconds], name="compile")
-    serving.start()
-    serving.join()
-
-
-def _serve(seconds: float) -> None:
-    judge(StructuredOutput(kind=JSON_SCHEMA, value='{"type": "object"}'))  # loads what the first would wait for
+    judge(StructuredOutput(kind=JSON_SCHEMA, value='{"type": "object"}'))  # loads what each would wait for
+    gc.freeze()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     answers.write(frame(b""))
     answers.flush()
     while (data := read_frame(requests)) is not None:
-        # Not in Python's hands while llguidance works: the signal's default is to end the process.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        verdict = judge(msgspec.msgpack.decode(data, type=StructuredOutput))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(frame(msgspec.msgpack.encode(verdict)))
+        answers.write(frame(_judge_apart(data, seconds)))
         answers.flush()
+
+
+def _judge_apart(data: bytes, seconds: float) -> bytes:
+    """In a copy of this process, which ends with the grammar: to be killed costs it no start."""
+    reading, writing = os.pipe()
+    copy = os.fork()
+    if copy == 0:
+        os.close(reading)
+        serving = threading.Thread(target=_answer, args=[data, seconds, writing], name="compile")
+        serving.start()
+        serving.join()
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        verdict = answer.read()
+    _, status = os.waitpid(copy, 0)
+    if status == 0 and verdict:
+        return verdict
+    timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+    return msgspec.msgpack.encode(Verdict(error=TOO_COMPLEX, timed_out=timed_out))
+
+
+def _answer(data: bytes, seconds: float, writing: int) -> None:
+    # Not in Python's hands while llguidance works: the signal's default is to end the process.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    verdict = judge(msgspec.msgpack.decode(data, type=StructuredOutput))
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    with open(writing, "wb") as answer:
+        answer.write(msgspec.msgpack.encode(verdict))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ _LENGTH = struct.Struct("<I")
 
 class Verdict(msgspec.Struct, array_like=True):
     """`error` is empty where the grammar can be served; `value` is then what goes to the engine. `place` is a path
-    inside the client's value."""
+    inside the client's value. `timed_out`: there was not enough time to tell."""
 
     value: str = ""
     error: str = ""
     place: str = ""
+    timed_out: bool = False
 
 
 def frame(data: bytes) -> bytes:

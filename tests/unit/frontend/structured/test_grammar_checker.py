@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.structured import GrammarChecker, GrammarRefused
-from services.frontend.structured import checker as checker_module
+from services.frontend.structured import GrammarChecker, GrammarRefused, compile_lane
 from shared.structured_output import StructuredOutput
 
 MAX_BYTES = 128 * 1024
@@ -123,6 +122,48 @@ def test_hostile_grammars_are_refused_soon_and_harm_no_other() -> None:
     run(check)
 
 
+def test_a_flood_of_hostile_grammars_keeps_nobody_elses_waiting_for_them_all() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        bombs = [
+            asyncio.create_task(refusal(checker, schema({"type": "integer", "multipleOf": 999_983 + 2 * number})))
+            for number in range(40)
+        ]
+        await asyncio.sleep(0)  # all of them have asked
+        assert await checker.check(schema({"const": "somebody else's"}))
+        waiting = [bomb for bomb in bombs if not bomb.done()]
+        # One after the other, each with all of its time, nearly none would be left.
+        assert len(waiting) > 20
+        assert "too complex" in (await bombs[0]).message
+        for bomb in bombs:
+            bomb.cancel()
+
+    run(check)
+
+
+def test_what_takes_long_is_not_refused_for_it() -> None:
+    """It is only checked a second time, beside others of its kind."""
+
+    async def check(checker: GrammarChecker) -> None:
+        slow = schema(
+            {"properties": {f"p{i}": {"type": "string", "pattern": f"^[a-f]{{1,{i}}}$"} for i in range(1, 200)}}
+        )
+        assert await checker.check(slow) == slow
+
+    run(check, cpu_seconds=60)
+
+
+def test_a_crash_is_the_grammars_alone() -> None:
+    async def check(checker: GrammarChecker) -> None:
+        await checker.check(schema({}))
+        (process,) = checker._lanes[0]._idle
+        for name in ("deep", "crossed patterns", "rules in rules"):
+            await refusal(checker, HOSTILE[name])
+        assert await checker.check(schema({"const": 1}))
+        assert checker._lanes[0]._idle == [process]  # it was not started again
+
+    run(check)
+
+
 def test_a_grammar_is_judged_once() -> None:
     async def check(checker: GrammarChecker) -> None:
         asked = 0
@@ -144,7 +185,7 @@ def test_a_grammar_is_judged_once() -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(compile_lane, "MAX_WAITING", 2)
 
     async def check(checker: GrammarChecker) -> None:
         answers = await asyncio.gather(
@@ -202,7 +243,7 @@ def test_a_choice_of_thousands() -> None:
 
 
 def test_all_who_send_the_same_new_grammar_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(compile_lane, "MAX_WAITING", 2)
 
     async def check(checker: GrammarChecker) -> None:
         same = schema({"const": "the same"})
