@@ -100,7 +100,7 @@ class CompileLane:
             *(sys.executable, "-m", "services.frontend.structured.compile_process", *self._arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            process_group=0,  # it and its copies end together
+            start_new_session=True,  # it and its copies end together
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:
