@@ -92,7 +92,7 @@ def load_model(
         else:
             if quantized:
                 logger.warning(
-                    "Without the C kernels, %s weights save neither memory nor time: they are only as exact as that.",
+                    "Without the C kernels, weights are rounded to %s all the same, but save neither memory nor time.",
                     quantization,
                 )
             ops: DecoderOps = TorchDecoderOps() if usable is None else KernelDecoderOps(usable, torch_dtype)

@@ -117,7 +117,7 @@ def test_without_a_compiler_it_runs_and_says_what_it_lacks(
     with caplog.at_level(logging.WARNING):
         executor = quantized(tmp_path, "int4")
     assert isinstance(executor.loaded.model, Decoder)
-    assert "int4 weights save neither memory nor time" in caplog.text
+    assert "rounded to int4 all the same, but save neither memory nor time" in caplog.text
     assert len(Driver(executor).run(random_prompts([7]), max_tokens=4)[0]) == 4
 
 
