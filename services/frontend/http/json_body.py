@@ -57,9 +57,13 @@ async def read_json(body: bytes, turns: Turns) -> Any:
     await turns.next()
     hollow = _HollowBody(body, turns)
     await turns.next()
-    await hollow.make()
-    await turns.next()
-    value = _parse(hollow.text)
+    try:
+        await hollow.make()
+        await turns.next()
+        value = _parse(hollow.text)
+    except (ValueError, ApiError):
+        await hollow.discard()
+        raise
     await turns.next()
     if hollow.is_broken:  # the parser takes what it was thought to refuse
         return _parse(body)
@@ -154,6 +158,13 @@ class _HollowBody:
         # The parser finds it too, and reads no further.
         self.is_broken = True
         return len(body)
+
+    async def discard(self) -> None:
+        """Let go of what was read, part by part: to free half a million numbers takes some milliseconds."""
+        while self._values:
+            self._values.popitem()
+            if self._turns.over:
+                await self._turns.next()
 
     def _new_name(self, value: str | list[int]) -> bytes:
         name = f"{self._prefix}{len(self._values):08x}"
