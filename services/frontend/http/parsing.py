@@ -9,14 +9,13 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from services.frontend.http.errors import ApiError, bad_request
-from services.frontend.http.json_body import collections_paused, read_json
+from services.frontend.http.json_body import PART_BYTES, read_json
 from services.frontend.http.schemas.fields import RequestBody
 from services.frontend.http.turns import Turns
 from services.frontend.prompts.messages import ChatMessage
 
 logger = logging.getLogger(__name__)
 
-SMALL_BODY = 8192  # bytes: whatever they hold, they take no time worth mentioning
 _MAX_REMEMBERED_FIELDS = 1000
 _MAX_LOGGED_FIELDS = 20  # of one request
 _unknown_fields_seen: set[str] = set()
@@ -32,7 +31,7 @@ async def parse_body(request: Request, model: type[Body]) -> Body:
         raise ApiError(415, "the body must be JSON, with the header Content-Type: application/json")
     # Not request.body(), which would keep the bytes as long as the answer streams.
     body = b"".join([chunk async for chunk in request.stream()])
-    if len(body) <= SMALL_BODY:
+    if len(body) <= PART_BYTES:
         return parse_json(body, model)
     turns = Turns()
     try:
@@ -42,8 +41,7 @@ async def parse_body(request: Request, model: type[Body]) -> Body:
     await turns.next()
     await _validate_messages(value, turns)
     await turns.next()
-    with collections_paused():
-        return _validate(value, model, len(body))
+    return _validate(value, model, len(body))
 
 
 def parse_json(body: bytes, model: type[Body]) -> Body:
