@@ -55,10 +55,6 @@ class TorchExecutor:
     ) -> None:
         folder = resolve_model_folder(settings.model, settings.revision, code=settings.trust_remote_code)
         limits = read_config_limits(folder)
-        weights_fingerprint = fingerprint(folder)
-        if settings.quantization != "none":
-            # Other tokens: no stream may go on from one to the other.
-            weights_fingerprint += f"-{settings.quantization}"
         max_model_len = settings.max_model_len or limits.max_model_len
         if max_model_len > limits.max_model_len:
             raise ModelLoadError(
@@ -93,9 +89,12 @@ class TorchExecutor:
         self._clock = StepClock(loaded.device)
         self._vocab_size = loaded.model.vocab_size
         self._sampler = sampler or _make_sampler(settings, loaded, limits.eos_token_ids, threads, use_kernels)
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        rounding = [] if settings.quantization == "none" else [settings.quantization]
         self.description = ModelDescription(
             name=settings.served_model_name[0] if settings.served_model_name else settings.model,
-            fingerprint=weights_fingerprint,
+            # What computes otherwise makes other tokens: no stream may go on from one to the other.
+            fingerprint="-".join([fingerprint(folder), dtype, *rounding]),
             limits=ModelLimits(
                 max_model_len=max_model_len,
                 vocab_size=loaded.model.vocab_size,
@@ -108,7 +107,7 @@ class TorchExecutor:
         logger.info(
             "Model %s loaded: %s%s on %s, %s; KV cache of %d blocks (%d tokens, %.2f GiB); %d threads.",
             settings.model,
-            str(loaded.dtype).removeprefix("torch."),
+            dtype,
             "" if settings.quantization == "none" else f" with {settings.quantization} weights",
             loaded.device,
             type(self._attention).__name__,

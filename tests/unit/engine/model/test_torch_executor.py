@@ -49,7 +49,8 @@ def test_it_describes_the_model(folder: Path) -> None:
     executor: Executor = make_executor(folder, served_model_name=["tiny", "alias"], max_model_len=40)
     description = executor.description
     assert description.name == "tiny"
-    assert description.fingerprint == fingerprint(folder)
+    assert description.fingerprint == f"{fingerprint(folder)}-float32"
+    assert make_executor(folder, dtype="bfloat16").description.fingerprint == f"{fingerprint(folder)}-bfloat16"
     limits = description.limits
     assert (limits.max_model_len, limits.vocab_size, limits.block_size) == (40, 60, 4)
     assert limits.eos_token_ids == [2, 7]
