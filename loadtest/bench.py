@@ -40,12 +40,19 @@ class Part:
 
 
 def serve_ratios(result: Any) -> Ratios:
-    """Output tokens a second beside transformers'."""
-    return {
-        f"serve, {cell['prompt']} prompts at {cell['concurrency']}: rate over transformers'": cell["tokens_per_second"]
-        / cell["transformers_tokens_per_second"]
-        for cell in result["cells"]
+    """Output tokens a second beside transformers', and weights and KV cache over the most that the engine took."""
+    rates = {
+        (cell["server"], cell["prompt"], cell["concurrency"]): cell["tokens_per_second"] for cell in result["cells"]
     }
+    ratios = {
+        f"serve, {prompt} prompts at {concurrency}: rate over transformers'": rate
+        / rates["transformers", prompt, concurrency]
+        for (server, prompt, concurrency), rate in rates.items()
+        if server == "Tandem"
+    }
+    memory = result["engine_memory"]
+    needed = memory["weights_mb"] + memory["kv_cache_mb"]
+    return ratios | {"engine: weights and KV cache over the most memory taken": needed / memory["peak_mb"]}
 
 
 def stream_cost_ratios(result: Any) -> Ratios:
@@ -86,7 +93,7 @@ def engine_overhead_ratios(result: Any) -> Ratios:
 
 
 PARTS: dict[str, Part] = {
-    "serve": Part(["--rounds", "2"], serve_ratios),
+    "serve": Part(["--concurrency", "1", "8", "32", "--requests", "32"], serve_ratios),
     "stream_cost": Part(["--rounds", "3"], stream_cost_ratios),
     "frontend": Part(["--engines", "1", "2", "4", "--seconds", "5"], fleet_ratios),
     "stream_path": Part([], stream_path_ratios),

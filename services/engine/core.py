@@ -58,7 +58,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self._kv_cache,
             settings.max_num_seqs,
-            settings.max_num_batched_tokens,
+            settings.step_budget(executor.description.device),
             settings.max_waiting_requests,
             self.statistics,
         )

@@ -28,7 +28,12 @@ class EngineSettings(ModelSettings, ServiceSettings):
         description="Prompt and output tokens of one request at most; the model's own limit by default.",
     )
     max_num_seqs: int = Field(64, ge=1, description="Requests in one step at most.")
-    max_num_batched_tokens: int = Field(2048, ge=1, description="Tokens in one step at most (the scheduler's budget).")
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens in one step at most (the scheduler's budget); by default 2048, and 256 on a CPU, whose "
+        "prompts run no faster in larger pieces.",
+    )
     max_waiting_requests: int = Field(
         1024, ge=1, description="Requests that may wait; beyond it the engine refuses (429)."
     )
@@ -71,3 +76,10 @@ class EngineSettings(ModelSettings, ServiceSettings):
         gt=0,
         description="Seconds after which an unfinished step counts as hung: liveness fails, heartbeats stop.",
     )
+
+    def step_budget(self, device: str) -> int:
+        """Tokens in one step at most, on this type of device. Where that is left open, every running request has its
+        token in every step, and a prompt's next piece as much room again."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(256 if device == "cpu" else 2048, 2 * self.max_num_seqs)

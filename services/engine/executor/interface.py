@@ -14,12 +14,13 @@ from shared.protocol import ModelLimits
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """What WELCOME tells of the model. `fingerprint` is equal for equal weights, and cheap to make. `folder` holds
-    its files, for what is read later."""
+    its files, for what is read later. `device` is where it runs, "cpu" or "cuda"."""
 
     name: str
     fingerprint: str
     limits: ModelLimits
     folder: Path | None = None
+    device: str = "cuda"
 
 
 class Executor(Protocol):

@@ -103,6 +103,7 @@ class TorchExecutor:
                 max_waiting_requests=settings.max_waiting_requests,
             ),
             folder=folder,
+            device=loaded.device.type,
         )
         logger.info(
             "Model %s loaded: %s%s on %s, %s; KV cache of %d blocks (%d tokens, %.2f GiB); %d threads.",

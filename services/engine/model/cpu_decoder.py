@@ -53,6 +53,8 @@ class CpuDecoder:
         self._product: Callable[..., None] = kernels.long.linear_float
         self._product.argtypes = [ctypes.POINTER(LinearArguments), *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2]
         self._product.restype = None
+        self._can_interleave: Callable[[int, int], int] = kernels.long.can_interleave
+        kernels.long.can_interleave.argtypes = [ctypes.c_int64, ctypes.c_int64]
         self._cos, self._sin = rope_tables(hf_config, config.head_dim, max_model_len, torch.device("cpu"))
 
         def take(name: str, *shape: int) -> Tensor:
@@ -60,13 +62,14 @@ class CpuDecoder:
 
         self._packed = PackedWeights(kernels, _plan_matrices(config, quantization))
         self._kept: list[Tensor] = []  # what the structures point to
-        # In the mapped file: only the rows that are looked up cost memory.
-        self._embeddings = take_embeddings(config, checkpoint)
+        # In a mapped file of its own: only the rows that are looked up cost memory, and none of what is packed here.
+        self._embeddings = take_embeddings(config, checkpoint.reopened())
+        table = take_embeddings(config, checkpoint)
         self._layers = (LayerArguments * config.num_layers)()
         for i in range(config.num_layers):
             self._layers[i] = self._pack_layer(take_layer(config, i, take), config.windows[i])
-        self._norm = take("model.norm.weight", config.hidden_size)
-        self._head = self._pack(Matrix(take_head(config, self._embeddings, checkpoint).to(DTYPE), None))
+        self._norm = take("model.norm.weight", config.hidden_size).clone()
+        self._head = self._pack(Matrix(take_head(config, table, checkpoint).to(DTYPE), None))
         checkpoint.finish()
         self._pool: KVPool | None = None
         self._rows = 0
@@ -131,7 +134,7 @@ class CpuDecoder:
     def _keep(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
-        self._kept.append(tensor.contiguous())
+        self._kept.append(tensor.clone(memory_format=torch.contiguous_format))
         return self._kept[-1].data_ptr()
 
     def _fill_arguments(self) -> None:
@@ -148,7 +151,10 @@ class CpuDecoder:
     def _point_to_pool(self, pool: KVPool) -> None:
         for layer, keys, values in zip(self._layers, pool.keys, pool.values, strict=True):
             layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
-        self._arguments.attention.block_size = pool.block_size
+        paged: AttentionArguments = self._arguments.attention
+        paged.block_size = pool.block_size
+        # Nobody else reads or writes this model's pool, so that it may lie as suits the processor.
+        paged.interleaved = self._can_interleave(self.config.head_dim, pool.block_size)
         self._pool = pool
 
     def _make_scratch(self, rows: int) -> None:

@@ -13,6 +13,7 @@ class AttentionArguments(ctypes.Structure):
         *((name, _INTEGER) for name in ("sequences", "table_width", "block_size")),
         *((name, _INTEGER) for name in ("q_heads", "kv_heads", "head_dim", "window")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
+        ("interleaved", _INTEGER),
     )
 
 

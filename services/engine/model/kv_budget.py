@@ -72,8 +72,9 @@ def _free_gpu_bytes(loaded: LoadedModel, settings: EngineSettings) -> int:
 
 @torch.inference_mode()
 def _run_largest_step(loaded: LoadedModel, settings: EngineSettings) -> None:
-    sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    length = -(-settings.max_num_batched_tokens // sequences)
+    budget = settings.step_budget(loaded.device.type)
+    sequences = min(settings.max_num_seqs, budget)
+    length = -(-budget // sequences)
     blocks = list(range(-(-length // settings.block_size)))
     pool = KVPool(
         loaded.model.kv_layers,

@@ -59,6 +59,10 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(f"{path} cannot be read as safetensors: {error}") from error
 
+    def reopened(self) -> "Checkpoint":
+        """The same files mapped anew. What was read through this one's map leaves memory with the last view of it."""
+        return Checkpoint(self._folder)
+
     def __contains__(self, name: str) -> bool:
         return name in self._left
 

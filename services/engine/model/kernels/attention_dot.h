@@ -1,6 +1,10 @@
 // Attention's tiles by bf16 dot products, for processors that have them: paged_attention.c uses this instead of its
-// own where head_dim is a multiple of 32. Queries, keys and values are multiplied as they lie in memory, two at a time;
-// sums are float32, and the weights of the softmax are rounded to bf16, both above and below the line.
+// own where head_dim is a multiple of 32. Queries, keys and values are multiplied as bf16, two at a time; sums are
+// float32, and the weights of the softmax are rounded to bf16, both above and below the line.
+//
+// Keys and values may lie in the pool just as dot products take them ("interleaved"): each HALF positions of one KV
+// head together, keys [head_dim / 2][HALF][2] and values [HALF / 2][head_dim][2]. Then a tile is used where it lies;
+// else it is brought into that order first. Both ways give the same bits.
 
 #pragma once
 
@@ -12,18 +16,26 @@
 
 enum {
     DOT_KEYS = 32,  // keys of one tile, as in paged_attention.c
-    DOT_ROWS = 6,   // rows whose sums stay in registers
+    HALF = INTERLEAVED_POSITIONS,
+    DOT_ROWS = 6,  // rows whose sums stay in registers
     DOT_MAX_ROWS = 64,
     DOT_MAX_DIM = 256,
 };
 
+// Where the halves of a tile lie: pairs of dimensions of HALF keys, and pairs of positions' values.
 typedef struct {
-    _Alignas(64) uint32_t keys[DOT_MAX_DIM / 2][DOT_KEYS];    // pairs of dimensions, transposed: lanes are keys
-    _Alignas(64) uint32_t values[DOT_KEYS / 2][DOT_MAX_DIM];  // pairs of keys; dimensions as unpacking leaves them
+    const uint32_t *keys[2];    // [head_dim / 2, HALF]
+    const uint32_t *values[2];  // [HALF / 2, head_dim]
+} DotTile;
+
+typedef struct {
+    _Alignas(64) uint32_t keys[2][DOT_MAX_DIM / 2 * HALF];
+    _Alignas(64) uint32_t values[2][HALF / 2 * DOT_MAX_DIM];
     _Alignas(64) float sums[DOT_MAX_ROWS][DOT_MAX_DIM];
+    _Alignas(64) float totals[DOT_MAX_ROWS][LANES];  // of the weights, by lane
     _Alignas(64) uint32_t weights[DOT_ROWS][DOT_KEYS / 2];
     uint32_t query[DOT_MAX_ROWS][DOT_MAX_DIM / 2];
-    float maxima[DOT_MAX_ROWS], totals[DOT_MAX_ROWS];
+    float maxima[DOT_MAX_ROWS];  // of the scores, which are logarithms to the base of 2
     int32_t positions[DOT_MAX_ROWS];
 } DotScratch;
 
@@ -51,67 +63,144 @@ INLINE void transpose_words(__m512i r[16]) {
     memcpy(r, t, sizeof t);
 }
 
-// The tile's keys and values that lie `at` the given elements of the pool, `offset` further on; zeros beyond `count`.
-INLINE void load_dot_tile(const Attention *a, DotScratch *s, const int64_t *at, int64_t count, int64_t offset) {
+// The tile of the `count` keys and values `at` the given elements of the pool, brought into the scratch; zeros beyond.
+INLINE DotTile load_dot_tile(const Attention *a, DotScratch *s, const int64_t *at, int64_t count, int64_t offset) {
     const uint16_t *keys = (const uint16_t *)a->keys + offset, *values = (const uint16_t *)a->values + offset;
+    // Words 0 to 3 of what unpacking gives are pairs of the dimensions 0 to 3, 8 to 11, 16 to 19 and 24 to 27.
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int64_t d = 0; d < a->head_dim; d += 32) {
-        for (int64_t part = 0; part < DOT_KEYS; part += 16) {
+        for (int64_t part = 0; part < 2; part++) {
             __m512i square[16];
-            for (int64_t j = 0; j < 16; j++)
-                square[j] = part + j < count ? _mm512_loadu_si512(keys + at[part + j] + d) : _mm512_setzero_si512();
+            for (int64_t j = 0; j < HALF; j++) {
+                int64_t key = part * HALF + j;
+                square[j] = key < count ? _mm512_loadu_si512(keys + at[key] + d) : _mm512_setzero_si512();
+            }
             transpose_words(square);
-            for (int64_t j = 0; j < 16; j++) _mm512_store_si512(&s->keys[d / 2 + j][part], square[j]);
+            for (int64_t j = 0; j < 16; j++) _mm512_store_si512(&s->keys[part][(d / 2 + j) * HALF], square[j]);
         }
         for (int64_t j = 0; j < count; j += 2) {
-            __m512i first = _mm512_loadu_si512(values + at[j] + d);
-            __m512i second = j + 1 < count ? _mm512_loadu_si512(values + at[j + 1] + d) : _mm512_setzero_si512();
-            _mm512_store_si512(&s->values[j / 2][d], _mm512_unpacklo_epi16(first, second));
-            _mm512_store_si512(&s->values[j / 2][d + 16], _mm512_unpackhi_epi16(first, second));
+            __m512i even = _mm512_loadu_si512(values + at[j] + d);
+            __m512i odd = j + 1 < count ? _mm512_loadu_si512(values + at[j + 1] + d) : _mm512_setzero_si512();
+            __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
+            uint32_t *to = &s->values[j / HALF][j % HALF / 2 * a->head_dim + d];
+            _mm512_store_si512(to, _mm512_permutex2var_epi32(low, first, high));
+            _mm512_store_si512(to + 16, _mm512_permutex2var_epi32(low, second, high));
         }
     }
+    return (DotTile){{s->keys[0], s->keys[1]}, {s->values[0], s->values[1]}};
+}
+
+// Where the half tile that `position` is in begins in an interleaved pool, in elements.
+INLINE int64_t half_tile(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t position) {
+    int64_t block = block_table[position / a->block_size], halves = a->block_size / HALF;
+    int64_t half = block * halves + position % a->block_size / HALF;
+    return (half * a->kv_heads + kv_head) * HALF * a->head_dim;
+}
+
+// The tile of `count` positions from `first` on where it lies in an interleaved pool.
+INLINE DotTile find_dot_tile(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t first,
+                             int64_t count) {
+    DotTile tile = {};
+    for (int part = 0; part < 2; part++) {
+        // A half without any key is never looked at but for its scores, which are then hidden: any memory will do.
+        int64_t position = first + (part * HALF < count ? part * HALF : 0);
+        int64_t at = half_tile(a, block_table, kv_head, position);
+        tile.keys[part] = (const uint32_t *)((const uint16_t *)a->keys + at);
+        tile.values[part] = (const uint32_t *)((const uint16_t *)a->values + at);
+    }
+    return tile;
+}
+
+// The place beside a last odd position holds what was there before, perhaps NaN: zeros take its part.
+INLINE void end_odd_tile(const Attention *a, DotScratch *s, DotTile *tile, int64_t count) {
+    int64_t part = (count - 1) / HALF, pair = (count - 1) % HALF / 2;
+    memcpy(s->values[part], tile->values[part], (pair + 1) * a->head_dim * 4);
+    for (int64_t d = 0; d < a->head_dim; d++) s->values[part][pair * a->head_dim + d] &= 0xffff;
+    tile->values[part] = s->values[part];
+}
+
+// Fetches a tile of `heads` heads into the cache from one end to the other, which the processor runs ahead of by itself,
+// with some help. Head by head, it would see pieces with gaps, and wait for most of them.
+INLINE void read_interleaved(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t heads,
+                             int64_t first, int64_t count) {
+    enum { AHEAD = 2048 };  // elements
+    const void *pools[2] = {a->keys, a->values};
+    for (int pool = 0; pool < 2; pool++)
+        for (int64_t position = first; position < first + count; position += HALF) {
+            const uint16_t *at = (const uint16_t *)pools[pool] + half_tile(a, block_table, kv_head, position);
+            for (int64_t i = 0; i < heads * HALF * a->head_dim; i += 32) {
+                __builtin_prefetch(at + i + AHEAD);
+                (void)*(const volatile uint16_t *)(at + i);
+            }
+        }
+}
+
+// 2^x to about 4e-6, exactly 1 at 0, 0 at minus infinity; NaN stays NaN.
+INLINE __m512 power_of_2(__m512 x) {
+    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0134267f), f, _mm512_set1_ps(0.05224245f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24128022f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x);
 }
 
 INLINE __m512bh pair_of(uint32_t pair) { return (__m512bh)_mm512_set1_epi32((int32_t)pair); }
 
-// `rows` rows against the tile in the scratch (`count` keys from position `first` on): online softmax.
-INLINE void attend_dot_rows(const Attention *a, DotScratch *s, int64_t row, int64_t first, int64_t count, int rows) {
+// `rows` rows against a tile (`count` keys from position `first` on): online softmax.
+INLINE void attend_dot_rows(const Attention *a, DotScratch *s, const DotTile *tile, int64_t row, int64_t first,
+                            int64_t count, int rows) {
+    const float log2_e = 1.44269504088896341f;
     __m512 scores[DOT_ROWS][2];
     for (int r = 0; r < rows; r++) scores[r][0] = scores[r][1] = _mm512_setzero_ps();
     for (int64_t d = 0; d < a->head_dim / 2; d++) {
-        __m512bh low = (__m512bh)_mm512_load_si512(&s->keys[d][0]), high = (__m512bh)_mm512_load_si512(&s->keys[d][16]);
+        __m512bh low = (__m512bh)_mm512_loadu_si512(tile->keys[0] + d * HALF);
+        __m512bh high = (__m512bh)_mm512_loadu_si512(tile->keys[1] + d * HALF);
         for (int r = 0; r < rows; r++) {
             __m512bh query = pair_of(s->query[row + r][d]);
             scores[r][0] = _mm512_dpbf16_ps(scores[r][0], low, query);
             scores[r][1] = _mm512_dpbf16_ps(scores[r][1], high, query);
         }
     }
-    float corrections[DOT_ROWS];
+    // Positions rise with the rows.
+    int32_t lowest = s->positions[row], highest = s->positions[row + rows - 1];
+    int is_edge = first + DOT_KEYS - 1 > lowest || (a->window > 0 && first <= highest - a->window);
+    float corrections[LANES];
     vfloat differences = splat(0);
     for (int r = 0; r < rows; r++) {
-        int32_t position = s->positions[row + r];
-        vfloat largest = splat(-INFINITY);
         for (int part = 0; part < 2; part++) {
-            vfloat x = (vfloat)scores[r][part] * a->scale;
-            if (a->soft_cap > 0) x = a->soft_cap * (1.0f - 2.0f / (exponential(x * (2.0f / a->soft_cap)) + 1.0f));
-            vint key = lane_indices() + (int32_t)(first + part * 16);
-            vint visible = key <= position;
-            if (a->window > 0) visible &= key > (int32_t)(position - a->window);
-            x = choose(visible, x, splat(-INFINITY));
-            largest = choose(x > largest, x, largest);
-            scores[r][part] = (__m512)x;
+            if (a->soft_cap > 0) {
+                vfloat x = (vfloat)scores[r][part] * a->scale;
+                x = a->soft_cap * (1.0f - 2.0f / (exponential(x * (2.0f / a->soft_cap)) + 1.0f));
+                scores[r][part] = (__m512)(x * log2_e);
+            } else {
+                scores[r][part] = _mm512_mul_ps(scores[r][part], _mm512_set1_ps(a->scale * log2_e));
+            }
+            if (is_edge) {
+                int32_t position = s->positions[row + r];
+                vint key = lane_indices() + (int32_t)(first + part * HALF);
+                vint visible = key <= position;
+                if (a->window > 0) visible &= key > (int32_t)(position - a->window);
+                scores[r][part] = (__m512)choose(visible, (vfloat)scores[r][part], splat(-INFINITY));
+            }
         }
-        float max = horizontal_max(largest), before = s->maxima[row + r];
+        // Where one is NaN, the other is taken: NaN shall not hide the rest's size, and comes back as a weight.
+        __m512 larger = _mm512_max_ps(scores[r][0], _mm512_max_ps(scores[r][1], _mm512_set1_ps(-INFINITY)));
+        float max = _mm512_reduce_max_ps(larger), before = s->maxima[row + r];
         s->maxima[row + r] = max > before ? max : before;
         differences[r] = before - s->maxima[row + r];
     }
-    differences = exponential(differences);
+    differences = (vfloat)power_of_2((__m512)differences);
     memcpy(corrections, &differences, sizeof corrections);
+    const __m512bh ones = pair_of(0x3f803f80);
     for (int r = 0; r < rows; r++) {
-        vfloat low = exponential((vfloat)scores[r][0] - s->maxima[row + r]);
-        vfloat high = exponential((vfloat)scores[r][1] - s->maxima[row + r]);
-        _mm512_store_si512(s->weights[r], (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
-        // NaN has to survive the sum, as it survives the product.
-        s->totals[row + r] = s->totals[row + r] * corrections[r] + horizontal_sum(round_to(low, 1) + round_to(high, 1));
+        __m512 max = _mm512_set1_ps(s->maxima[row + r]);
+        __m512bh weights = _mm512_cvtne2ps_pbh(power_of_2(_mm512_sub_ps(scores[r][1], max)),
+                                               power_of_2(_mm512_sub_ps(scores[r][0], max)));
+        _mm512_store_si512(s->weights[r], (__m512i)weights);
+        __m512 total = (__m512)(load(s->totals[row + r], 0, 0) * corrections[r]);
+        _mm512_store_ps(s->totals[row + r], _mm512_dpbf16_ps(total, weights, ones));
     }
     for (int64_t d = 0; d < a->head_dim; d += 64) {
         int vectors = a->head_dim - d < 64 ? 2 : 4;
@@ -119,13 +208,17 @@ INLINE void attend_dot_rows(const Attention *a, DotScratch *s, int64_t row, int6
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < 4; v++)
                 sums[r][v] = (__m512)(load(s->sums[row + r], d + (v < vectors ? v : 0) * 16, 0) * corrections[r]);
-        for (int64_t j = 0; j < (count + 1) / 2; j++) {
-            __m512bh values[4];
-            for (int v = 0; v < 4; v++)
-                values[v] = (__m512bh)_mm512_load_si512(&s->values[j][d + (v < vectors ? v : 0) * 16]);
-            for (int r = 0; r < rows; r++) {
-                __m512bh weight = pair_of(s->weights[r][j]);
-                for (int v = 0; v < 4; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], values[v], weight);
+        for (int part = 0; part < 2; part++) {
+            int64_t pairs = (count - part * HALF + 1) / 2;
+            for (int64_t j = 0; j < (pairs < HALF / 2 ? pairs : HALF / 2); j++) {
+                __m512bh values[4];
+                for (int v = 0; v < 4; v++)
+                    values[v] = (__m512bh)_mm512_loadu_si512(tile->values[part] + j * a->head_dim + d +
+                                                             (v < vectors ? v : 0) * 16);
+                for (int r = 0; r < rows; r++) {
+                    __m512bh weight = pair_of(s->weights[r][part * HALF / 2 + j]);
+                    for (int v = 0; v < 4; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], values[v], weight);
+                }
             }
         }
         for (int r = 0; r < rows; r++)
@@ -133,32 +226,27 @@ INLINE void attend_dot_rows(const Attention *a, DotScratch *s, int64_t row, int6
     }
 }
 
-static inline void attend_some_dot_rows(const Attention *a, DotScratch *s, int64_t row, int64_t first, int64_t count,
-                                        int64_t rows) {
+static inline void attend_some_dot_rows(const Attention *a, DotScratch *s, const DotTile *tile, int64_t row,
+                                        int64_t first, int64_t count, int64_t rows) {
     switch (rows) {
-        case 1: attend_dot_rows(a, s, row, first, count, 1); break;
-        case 2: attend_dot_rows(a, s, row, first, count, 2); break;
-        case 3: attend_dot_rows(a, s, row, first, count, 3); break;
-        case 4: attend_dot_rows(a, s, row, first, count, 4); break;
-        case 5: attend_dot_rows(a, s, row, first, count, 5); break;
-        default: attend_dot_rows(a, s, row, first, count, 6); break;
+        case 1: attend_dot_rows(a, s, tile, row, first, count, 1); break;
+        case 2: attend_dot_rows(a, s, tile, row, first, count, 2); break;
+        case 3: attend_dot_rows(a, s, tile, row, first, count, 3); break;
+        case 4: attend_dot_rows(a, s, tile, row, first, count, 4); break;
+        case 5: attend_dot_rows(a, s, tile, row, first, count, 5); break;
+        default: attend_dot_rows(a, s, tile, row, first, count, 6); break;
     }
 }
 
 INLINE void begin_dot_row(const Attention *a, DotScratch *s, int64_t row, int64_t at, int64_t position) {
     memcpy(s->query[row], (const uint16_t *)a->query + at, a->head_dim * 2);
     memset(s->sums[row], 0, a->head_dim * sizeof(float));
+    memset(s->totals[row], 0, sizeof s->totals[row]);
     s->positions[row] = (int32_t)position;
-    s->totals[row] = 0;
     s->maxima[row] = -1e30f;  // finite, so that a row which sees nothing of a tile is left exactly as it was
 }
 
 INLINE void end_dot_row(const Attention *a, DotScratch *s, int64_t row, int64_t at) {
-    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-    for (int64_t d = 0; d < a->head_dim; d += 32) {
-        __m512 low = _mm512_load_ps(&s->sums[row][d]), high = _mm512_load_ps(&s->sums[row][d + 16]);
-        store(a->out, at + d, (vfloat)_mm512_permutex2var_ps(low, first, high) / s->totals[row], 1);
-        store(a->out, at + d + 16, (vfloat)_mm512_permutex2var_ps(low, second, high) / s->totals[row], 1);
-    }
+    float total = horizontal_sum(load(s->totals[row], 0, 0));
+    for (int64_t d = 0; d < a->head_dim; d += LANES) store(a->out, at + d, load(s->sums[row], d, 0) / total, 1);
 }

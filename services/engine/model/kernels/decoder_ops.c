@@ -48,7 +48,7 @@ INLINE void rotate_and_store(const void *qkv, const int64_t *positions, const in
 #pragma omp parallel for if (rows * (q_heads + 2 * kv_heads) * head_dim > MIN_PARALLEL_WORK)
     for (int64_t row = 0; row < rows; row++)
         rotate_and_store_row(qkv, row, positions, slots, cos, sin, query_norm, key_norm, epsilon, query, keys, values,
-                             q_heads, kv_heads, head_dim, is_bf16);
+                             q_heads, kv_heads, head_dim, is_bf16, 0);
 }
 
 #define EXPORT_FOR(type, is_bf16)                                                                                      \

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "paged_attention.h"
 #include "vectors.h"
 
 enum { MAX_HEAD_DIM = 256 };
@@ -35,13 +36,27 @@ INLINE void rotate_head(const void *x, int64_t at, void *out, int64_t out_at, co
     }
 }
 
+// One head's key and value of bf16 [head_dim] to their places in an interleaved pool: see attention_dot.h.
+INLINE void store_interleaved(const uint16_t *key, const uint16_t *value, void *keys, void *values, int64_t slot,
+                              int64_t head, int64_t kv_heads, int64_t head_dim) {
+    int64_t position = slot % INTERLEAVED_POSITIONS;
+    int64_t at = (slot / INTERLEAVED_POSITIONS * kv_heads + head) * INTERLEAVED_POSITIONS * head_dim;
+    uint16_t *key_to = (uint16_t *)keys + at + position * 2;
+    uint16_t *value_to = (uint16_t *)values + at + position / 2 * 2 * head_dim + position % 2;
+    for (int64_t d = 0; d < head_dim; d += 2) memcpy(key_to + d * INTERLEAVED_POSITIONS, key + d, 4);
+    for (int64_t d = 0; d < head_dim; d++) value_to[d * 2] = value[d];
+}
+
 // Of one row: qkv [rows, (q_heads + 2 kv_heads) * head_dim] -> query [rows, q_heads, head_dim]; keys and values to
 // their slots of the pool [slots, kv_heads, head_dim]. The norms (of each head; Qwen3) are null where a model has none.
+// `interleaved`: the pool lies so.
 INLINE void rotate_and_store_row(const void *qkv, int64_t row, const int64_t *positions, const int64_t *slots,
                                  const float *cos, const float *sin, const void *query_norm, const void *key_norm,
                                  float epsilon, void *query, void *keys, void *values, int64_t q_heads,
-                                 int64_t kv_heads, int64_t head_dim, int is_bf16) {
+                                 int64_t kv_heads, int64_t head_dim, int is_bf16, int interleaved) {
     int64_t width = (q_heads + 2 * kv_heads) * head_dim, half = head_dim / 2, bytes = is_bf16 ? 2 : 4;
+    const uint16_t *value = (const uint16_t *)qkv + row * width + (q_heads + kv_heads) * head_dim;
+    uint16_t rotated[MAX_HEAD_DIM];
     float normed[MAX_HEAD_DIM];
     const float *row_cos = cos + positions[row] * half, *row_sin = sin + positions[row] * half;
     for (int64_t head = 0; head < q_heads + kv_heads; head++) {
@@ -53,12 +68,19 @@ INLINE void rotate_and_store_row(const void *qkv, int64_t row, const int64_t *po
             source = normed;
             at = 0;
         }
-        if (head < q_heads)
+        if (head < q_heads) {
             rotate_head(source, at, query, (row * q_heads + head) * head_dim, row_cos, row_sin, half, is_bf16);
-        else
+        } else if (interleaved) {
+            int64_t kv_head = head - q_heads;
+            rotate_head(source, at, rotated, 0, row_cos, row_sin, half, is_bf16);
+            store_interleaved(rotated, value + kv_head * head_dim, keys, values, slots[row], kv_head, kv_heads,
+                              head_dim);
+        } else {
             rotate_head(source, at, keys, (slots[row] * kv_heads + head - q_heads) * head_dim, row_cos, row_sin,
                         half, is_bf16);
+        }
     }
+    if (interleaved) return;
     memcpy((char *)values + slots[row] * kv_heads * head_dim * bytes,
            (const char *)qkv + (row * width + (q_heads + kv_heads) * head_dim) * bytes,
            kv_heads * head_dim * bytes);

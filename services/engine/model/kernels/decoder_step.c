@@ -141,7 +141,7 @@ static void run_item_of(Step *step, int64_t phase, int64_t item) {
             for (int64_t row = item * ROWS_OF_ITEM; row < item_end(item, rows); row++)
                 rotate_and_store_row(step->qkv, row, step->positions, step->slots, step->cos, step->sin,
                                      layer->query_norm, layer->key_norm, step->epsilon, step->query, layer->keys,
-                                     layer->values, a->q_heads, a->kv_heads, a->head_dim, 1);
+                                     layer->values, a->q_heads, a->kv_heads, a->head_dim, 1, a->interleaved != 0);
             break;
         case ATTEND:
             // From the end on: the prefills, which are the longest items, lie there.

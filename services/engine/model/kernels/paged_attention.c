@@ -223,8 +223,8 @@ INLINE void read_tile(const Attention *a, const int64_t *at, int64_t count, int6
 }
 
 // The same by bf16 dot products, for `heads` KV heads from `kv_head` on.
-static void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_query, int64_t queries,
-                            int64_t kv_head, int64_t heads) {
+INLINE void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_query, int64_t queries,
+                            int64_t kv_head, int64_t heads, int interleaved) {
     DotScratch *s = &thread_dot_scratch;
     int64_t group = a->q_heads / a->kv_heads, rows = queries * group;
     int64_t length = a->query_starts[sequence + 1] - a->query_starts[sequence];
@@ -239,14 +239,24 @@ static void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_
     int64_t start = a->window > 0 && first_position >= a->window ? first_position - a->window + 1 : 0;
     for (int64_t first = start / KEYS * KEYS; first <= last_position; first += KEYS) {
         int64_t count = tile_length(first, last_position), at[KEYS];
-        locate_tile(a, block_table, kv_head, first, count, at);
-        if (heads > 1) read_tile(a, at, count, heads);
+        if (!interleaved) {
+            locate_tile(a, block_table, kv_head, first, count, at);
+            if (heads > 1) read_tile(a, at, count, heads);
+        } else if (queries == 1) {
+            read_interleaved(a, block_table, kv_head, heads, first, count);
+        }
         for (int64_t h = 0; h < heads; h++) {
-            load_dot_tile(a, s, at, count, h * a->head_dim);
+            DotTile tile;
+            if (interleaved) {
+                tile = find_dot_tile(a, block_table, kv_head + h, first, count);
+                if (count % 2) end_odd_tile(a, s, &tile, count);
+            } else {
+                tile = load_dot_tile(a, s, at, count, h * a->head_dim);
+            }
             for (int64_t row = 0; row < rows; row += DOT_ROWS) {
                 int64_t some = rows - row < DOT_ROWS ? rows - row : DOT_ROWS;
                 if (s->positions[h * rows + row + some - 1] >= first)
-                    attend_some_dot_rows(a, s, h * rows + row, first, count, some);
+                    attend_some_dot_rows(a, s, &tile, h * rows + row, first, count, some);
             }
         }
     }
@@ -255,10 +265,20 @@ static void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_
         end_dot_row(a, s, row, (first_row + query * a->q_heads + head) * a->head_dim);
     }
 }
+
+int64_t can_interleave(int64_t head_dim, int64_t block_size) {
+    return head_dim % 32 == 0 && head_dim <= DOT_MAX_DIM && block_size % HALF == 0;
+}
+#else
+int64_t can_interleave(int64_t head_dim, int64_t block_size) {
+    (void)head_dim, (void)block_size;
+    return 0;
+}
 #endif
 
+// How many positions' queries share one pass over the keys.
 INLINE int64_t tile_queries(const Attention *a) {
-    int64_t queries = MAX_TILE_ROWS / 2 / (a->q_heads / a->kv_heads);
+    int64_t queries = MAX_TILE_ROWS / (a->q_heads / a->kv_heads);
     return queries > 0 ? queries : 1;
 }
 
@@ -294,7 +314,8 @@ INLINE void attend_item(const Attention *a, int64_t item, int is_bf16) {
     int64_t queries = length - first_query < tile ? length - first_query : tile;
 #ifdef __AVX512BF16__
     if (is_bf16 && a->head_dim % 32 == 0) {
-        attend_dot_tile(a, sequence, first_query, queries, kv_head, heads);
+        if (a->interleaved) attend_dot_tile(a, sequence, first_query, queries, kv_head, heads, 1);
+        else attend_dot_tile(a, sequence, first_query, queries, kv_head, heads, 0);
         return;
     }
 #endif

@@ -12,6 +12,7 @@ from services.engine.model.batch import Batch, build_batch
 from services.engine.model.cpu_attention import KernelAttention
 from services.engine.model.cpu_decoder_ops import KernelDecoderOps
 from services.engine.model.decoder_ops import Heads, TorchDecoderOps
+from services.engine.model.kernel_structures import AttentionArguments
 from services.engine.model.kernels import Kernels, load_kernels
 from services.engine.model.kv_pool import KVLayer, KVPool
 from services.engine.request import Request, RequestKey, ScheduledRequest
@@ -131,6 +132,64 @@ def test_what_others_left_in_a_block_is_not_seen(kernels: Kernels, make: Any) ->
     for tensor in (pool.keys[0], pool.values[0]):
         tensor.flatten(0, 1)[unused] = float("nan")
     assert torch.equal(attention.attend(query, 0, batch, options), clean)
+
+
+def interleave(pool: KVPool) -> None:
+    """Bring the pool into the order that kernels/attention_dot.h describes."""
+    blocks, block_size, kv_heads, head_dim = pool.keys[0].shape
+    halves = blocks * block_size // 16
+    keys = pool.keys[0].view(halves, 16, kv_heads, head_dim // 2, 2).permute(0, 2, 3, 1, 4)
+    values = pool.values[0].view(halves, 8, 2, kv_heads, head_dim).permute(0, 3, 1, 4, 2)
+    pool.keys[0], pool.values[0] = keys.contiguous(), values.contiguous()
+
+
+@QUICK
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 70)), min_size=1, max_size=6),
+    heads=HEADS,
+    head_dim=st.sampled_from([32, 64, 96, 128]),
+    block_size=st.sampled_from([16, 48]),
+    window=st.none() | st.integers(1, 50),
+    soft_cap=st.none() | st.just(3.0),
+    seed=st.integers(0, 1000),
+)
+def test_an_interleaved_pool_gives_the_same_bits(
+    kernels: Kernels,
+    shapes: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    soft_cap: float | None,
+    seed: int,
+) -> None:
+    if not kernels.long.can_interleave(head_dim, block_size):
+        pytest.skip("this processor has no bf16 dot products")
+    torch.manual_seed(seed)
+    pool = make_pool(heads[0], head_dim, block_size, torch.bfloat16, num_blocks=512)
+    batch = make_batch(shapes, pool, seed)
+    query = torch.randn(len(batch.token_ids), heads[0] * heads[1], head_dim).bfloat16()
+    options = AttentionOptions(head_dim**-0.5, window, soft_cap)
+    plain = KernelAttention(pool, kernels).attend(query, 0, batch, options)
+    # What others left beside a sequence's tokens, in its last block as well, is not seen.
+    used = {
+        int(batch.block_tables[i, p // block_size]) * block_size + p % block_size
+        for i, length in enumerate(batch.context_lens_list)
+        for p in range(length)
+    }
+    unused = [slot for slot in range(512 * block_size) if slot not in used]
+    for tensor in (pool.keys[0], pool.values[0]):
+        tensor.flatten(0, 1)[unused] = float("nan")
+    interleave(pool)
+    attention = KernelAttention(pool, kernels)
+    attend = attention._attend
+
+    def attend_interleaved(arguments: AttentionArguments) -> None:
+        arguments.kv_heads, arguments.head_dim, arguments.interleaved = heads[0], head_dim, 1
+        attend(arguments)
+
+    attention._attend = attend_interleaved
+    assert torch.equal(attention.attend(query, 0, batch, options), plain)
 
 
 @pytest.mark.parametrize("make", [TorchAttention, KernelAttention])
