@@ -4,14 +4,17 @@ They leave them when the cost of a token begins to grow with the number of strea
 """
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import uvloop
 
 from loadtest import bench_stream_path
-from loadtest.bench import compare, write_block
+from loadtest.bench import compare, serve_ratios, write_block
+from loadtest.bench_serve import Cell, table
 from loadtest.bench_stream_cost import PACES, Server, constant_server, run
+from loadtest.serve_contenders import parse_peer
 from loadtest.simulated_fleet import running_fleet
 from loadtest.stream_load import NoCompiler, stream_load
 from services.frontend.tokenizer import Tokenizer
@@ -36,6 +39,26 @@ def test_a_chunk_costs_little_more_than_sending_a_constant_one(smollm2: Path, tm
             run(server, 32, 32)
         costs = {server.name: min(run(server, 32, 32).chunk_us for _ in range(2)) for server in (frontend, constant)}
     assert costs["frontend"] < 4 * costs["constant"], costs  # 1.4 on an idle machine
+
+
+def test_servers_are_compared_with_tandem_alone() -> None:
+    cells = [
+        Cell("short", 8, "Tandem", 600.0, 80.0, 90.0, 9.0, 12.0, [600.0]),
+        Cell("short", 8, "peer", 300.0, 160.0, 170.0, 20.0, 24.0, [300.0]),
+        Cell("short", 8, "transformers", 200.0, None, None, None, None, [200.0]),
+    ]
+    assert [line.split("|")[5].strip() for line in table(cells).splitlines()[2:]] == ["1.0", "2.0", "3.0"]
+    memory = {"weights_mb": 100, "kv_cache_mb": 300, "peak_mb": 500, "torch_mb": 200}
+    assert serve_ratios({"cells": [asdict(cell) for cell in cells], "engine_memory": memory}) == {
+        "serve, short prompts at 8: rate over transformers'": 3.0,
+        "engine: weights and KV cache over the most memory taken": 0.8,
+    }
+
+
+@pytest.mark.parametrize("argument", ["http://127.0.0.1:9301", "vLLM", "vLLM=127.0.0.1:9301", "=http://127.0.0.1:9301"])
+def test_a_peer_has_a_name_and_an_address(argument: str) -> None:
+    with pytest.raises(ValueError, match="NAME=http://HOST:PORT"):
+        parse_peer(argument)
 
 
 def test_what_fell_is_named() -> None:

@@ -62,7 +62,8 @@ def make_executor(folder: Path, dtype: str, **settings: Any) -> TorchExecutor:
 
 
 def make_core(executor: TorchExecutor, num_blocks: int = 512, **settings: Any) -> EngineCore:
-    return EngineCore(FewerBlocks(executor, num_blocks), EngineSettings(**{"enable_prefix_caching": False, **settings}))
+    defaults = {"enable_prefix_caching": False, "max_num_batched_tokens": 2048}
+    return EngineCore(FewerBlocks(executor, num_blocks), EngineSettings(**{**defaults, **settings}))
 
 
 def run(core: EngineCore, adds: Sequence[Add]) -> list[Result]:
