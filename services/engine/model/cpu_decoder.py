@@ -127,11 +127,12 @@ class CpuDecoder:
         )
 
     def _pack(self, matrix: Matrix) -> LinearArguments:
-        bias = None if matrix.bias is None else matrix.bias.contiguous()
-        self._keep(bias)
-        return self._packed.add(matrix.weight, bias)
+        linear = self._packed.add(matrix.weight)
+        linear.bias = self._keep(matrix.bias)
+        return linear
 
     def _keep(self, tensor: Tensor | None) -> int | None:
+        """The address of a copy that lives as long as this, and keeps no mapped file."""
         if tensor is None:
             return None
         self._kept.append(tensor.clone(memory_format=torch.contiguous_format))
