@@ -62,7 +62,7 @@ class Prompts:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._random = random.Random(0)
+        self._random = random.Random()  # a server that has been running may remember those of another run
         self._words = WORDS.split()
 
     def make(self, tokens: int, count: int) -> list[str]:
