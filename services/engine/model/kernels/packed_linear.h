@@ -10,6 +10,7 @@
 #include <immintrin.h>
 #endif
 
+#include "team.h"
 #include "weight_formats.h"
 
 #if defined(__AVX512BF16__)
@@ -23,7 +24,7 @@ enum { TILE_ROWS = 4 };
 enum {
     WIDE_ROWS = TILE_ROWS / 2,  // up to so many rows, a tile takes two panels: fewer sums would wait for each other
     ROWS_AT_ONCE = 18 * TILE_ROWS,
-    PREFETCH_BYTES = 2048,
+    PREFETCH_BYTES = 6144,
 };
 
 typedef struct {
@@ -46,9 +47,9 @@ INLINE vfloat add_product(vfloat sum, vuint weights, uint32_t x) {
 }
 
 // `rows` rows of x [rows, inputs] times `panels` neighbouring panels -> sums [rows, panels * PANEL]. Rows, panels and
-// format are constants wherever this is inlined.
+// format are constants wherever this is inlined. `ahead` is fetched into the cache meanwhile, `ahead_step` bytes a pair.
 INLINE void multiply_tile(const uint16_t *x, int64_t inputs, const char *weights, float *sums, int rows, int panels,
-                          int format) {
+                          int format, const char *ahead, int64_t ahead_step) {
     int64_t panel_step = panel_bytes(inputs, format), group = group_inputs(inputs, format);
     for (int64_t first = 0; first < inputs; first += group) {
         const char *codes = weights + first / group * group_bytes(inputs, format);
@@ -60,12 +61,12 @@ INLINE void multiply_tile(const uint16_t *x, int64_t inputs, const char *weights
         vuint columns[4];
         for (int64_t input = first; input + 1 < end; input += 2) {
             for (int p = 0; p < panels; p++) {
-                const char *at = codes + p * panel_step;
-                __builtin_prefetch(at + PREFETCH_BYTES);
-                if (format == BF16) __builtin_prefetch(at + PREFETCH_BYTES + 64);
-                load_columns(at, columns + 2 * p, format);
+                __builtin_prefetch(ahead + p * panel_step);
+                if (format == BF16) __builtin_prefetch(ahead + p * panel_step + 64);
+                load_columns(codes + p * panel_step, columns + 2 * p, format);
             }
             codes += pair_bytes(format);
+            ahead += ahead_step;
             for (int r = 0; r < rows; r++) {
                 uint32_t two;
                 memcpy(&two, x + r * inputs + input, sizeof two);
@@ -95,7 +96,8 @@ INLINE void multiply_tile(const uint16_t *x, int64_t inputs, const char *weights
 #define TILE(rows, panels, format)                                                                                     \
     case rows:                                                                                                         \
         if (rows * panels <= TILE_ROWS)                                                                                \
-            multiply_tile(x, inputs, weights, sums, rows * panels <= TILE_ROWS ? rows : 1, panels, format);            \
+            multiply_tile(x, inputs, weights, sums, rows * panels <= TILE_ROWS ? rows : 1, panels, format, ahead,      \
+                          ahead_step);                                                                                 \
         break;
 #define TILES_TO_7(panels, format)                                                                                     \
     TILE(1, panels, format) TILE(2, panels, format) TILE(3, panels, format) TILE(4, panels, format)                    \
@@ -105,7 +107,7 @@ INLINE void multiply_tile(const uint16_t *x, int64_t inputs, const char *weights
     TILE(12, 1, format) TILE(13, 1, format) TILE(14, 1, format)
 #define MULTIPLY(format)                                                                                               \
     static inline void multiply_##format(const uint16_t *x, int64_t inputs, const char *weights, float *sums,          \
-                                         int64_t rows, int64_t panels) {                                               \
+                                         int64_t rows, int64_t panels, const char *ahead, int64_t ahead_step) {        \
         if (panels == 2) switch (rows) { TILES_TO_7(2, format) }                                                       \
         else switch (rows) { TILES_TO_14(format) }                                                                     \
     }
@@ -137,9 +139,19 @@ INLINE void linear_item(const Linear *linear, const uint16_t *x, int64_t rows, i
     int64_t tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t tile = 0; tile < tiles; tile++) {
         int64_t count = (end - row + tiles - tile - 1) / (tiles - tile);
-        if (format == BF16) multiply_BF16(x + row * inputs, inputs, weights, sums, count, width);
-        if (format == INT8) multiply_INT8(x + row * inputs, inputs, weights, sums, count, width);
-        if (format == INT4) multiply_INT4(x + row * inputs, inputs, weights, sums, count, width);
+        const uint16_t *at = x + row * inputs;
+        const char *ahead = weights + PREFETCH_BYTES;
+        int64_t step = pair_bytes(format);
+        if (parts == 1 && tiles > 1) {
+            // One tile alone would wait for memory, and the others find its panel in the cache: each of them fetches its
+            // share of the panel that this thread is likely to take next.
+            int64_t size = panel_bytes(inputs, format);
+            ahead = weights + running_threads() * size + size * tile / tiles;
+            step = (step + tiles - 1) / tiles;
+        }
+        if (format == BF16) multiply_BF16(at, inputs, weights, sums, count, width, ahead, step);
+        if (format == INT8) multiply_INT8(at, inputs, weights, sums, count, width, ahead, step);
+        if (format == INT4) multiply_INT4(at, inputs, weights, sums, count, width, ahead, step);
         for (int64_t r = 0; r < count; r++)
             for (int64_t p = 0; p < width; p++)
                 finish(to, linear, row + r, panel + p, sums + (r * width + p) * PANEL);

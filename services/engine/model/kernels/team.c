@@ -118,6 +118,11 @@ static void start_threads(int64_t threads) {
     pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
+int64_t running_threads(void) {
+    int64_t wanted = atomic_load_explicit(&team.wanted, memory_order_relaxed);
+    return wanted > 1 ? wanted : 1;
+}
+
 void run_program(const Program *program, int64_t threads) {
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     pthread_mutex_lock(&team.callers);

@@ -27,3 +27,6 @@ typedef struct {
 // Run the program on `threads` threads, the caller's included, and return when it is done. The others are started when
 // they are first needed, and stay. Programs of several callers run one after another.
 void run_program(const Program *program, int64_t threads);
+
+// How many threads run the program that is running.
+int64_t running_threads(void);
