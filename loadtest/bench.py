@@ -27,6 +27,7 @@ RESULTS = ROOT / "loadtest" / "results"
 BASELINE = ROOT / "loadtest" / "baseline.json"
 DOCUMENT = ROOT / "docs" / "performance.md"
 LARGEST_FALL = 0.15
+IN_DOCUMENT = ("serve", "stream_cost", "frontend")
 
 Ratios = dict[str, float]
 
@@ -144,14 +145,35 @@ def fleet_plot(result: Any) -> str:
     return "\n".join([*lines, "```"])
 
 
-def write_block(document: Path, name: str, text: str) -> None:
-    """Replace what is between the comments `<!-- bench NAME -->` and `<!-- end -->`. Raises ValueError."""
+def servers_in(text: str) -> set[str]:
+    """What stands in the column "server" of a Markdown table.
+
+    >>> sorted(servers_in("| n | server |\\n|---|---|\\n| 1 | **a** |\\n| 1 | b |"))
+    ['a', 'b']
+    """
+    rows = [[cell.strip(" *") for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")]
+    if not rows or "server" not in rows[0]:
+        return set()
+    column = rows[0].index("server")
+    return {row[column] for row in rows[2:]}
+
+
+def write_block(document: Path, name: str, text: str) -> set[str]:
+    """Replace what is between the comments `<!-- bench NAME -->` and `<!-- end -->`. Raises ValueError.
+
+    Returns the servers that were measured for what stands there, but not for `text`, a peer that takes some setting up
+    for one: then nothing is replaced.
+    """
     content = document.read_text(encoding="utf-8")
-    pattern = re.compile(rf"(<!-- bench {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    replaced, count = pattern.subn(lambda match: f"{match[1]}\n{text.strip()}\n\n{match[2]}", content)
-    if count != 1:
-        raise ValueError(f"{document} has {count} places for bench {name}; one is expected")
-    document.write_text(replaced, encoding="utf-8")
+    pattern = re.compile(rf"(<!-- bench {re.escape(name)} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+    found = pattern.findall(content)
+    if len(found) != 1:
+        raise ValueError(f"{document} has {len(found)} places for bench {name}; one is expected")
+    lost = servers_in(found[0][1]) - servers_in(text)
+    if not lost:
+        replaced = pattern.sub(lambda match: f"{match[1]}\n{text.strip()}\n\n{match[3]}", content)
+        document.write_text(replaced, encoding="utf-8")
+    return lost
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,8 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result, table = run_part(name, PARTS[name])
         print(table + f"({time.monotonic() - began:.0f} s)", flush=True)
         ratios |= PARTS[name].ratios(result)
-        if options.write_docs and name in ("stream_cost", "frontend"):
-            write_block(DOCUMENT, name, table + ("\n" + fleet_plot(result) if name == "frontend" else ""))
+        if options.write_docs and name in IN_DOCUMENT:
+            lost = write_block(DOCUMENT, name, table + ("\n" + fleet_plot(result) if name == "frontend" else ""))
+            if lost:
+                print(f"{DOCUMENT} keeps its table, which has {', '.join(sorted(lost))} too.", flush=True)
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]}
     record = json.dumps({"machine": machine, "ratios": ratios}, indent=2) + "\n"
     (RESULTS / "bench.json").write_text(record, encoding="utf-8")

@@ -75,5 +75,10 @@ def test_a_table_takes_its_place_in_the_document(tmp_path: Path) -> None:
     write_block(document, "fleet", "| new |")
     write_block(document, "fleet", "| newer |")
     assert document.read_text() == "Before\n<!-- bench fleet -->\n\n| newer |\n\n<!-- end -->\nAfter\n"
+    # A peer that this run did not measure is not lost.
+    with_peer = "| n | server |\n|---|---|\n| 1 | **Tandem** |\n| 1 | peer |"
+    assert write_block(document, "fleet", with_peer) == set()
+    assert write_block(document, "fleet", with_peer[: with_peer.rindex("\n")]) == {"peer"}
+    assert with_peer in document.read_text()
     with pytest.raises(ValueError, match="one is expected"):
         write_block(document, "other", "")
