@@ -18,12 +18,14 @@ from services.frontend.output.tools import TOOL_PARSERS, find_tool_parser
 from services.frontend.prompts.chat_template import ChatTemplate, read_template_file
 from services.frontend.settings import FrontendSettings, ServedModel
 from services.frontend.tokenizer import Tokenizer, TokenizerLoadError
+from shared.cpu_cores import usable_cores
 from shared.logging import adopt_libraries, configure_logging
 from shared.protocol import Welcome
 from shared.tracing import Tracing, start_tracing
 
 logger = logging.getLogger(__name__)
 
+# A core is left to the event loop: it would wait for one whenever long prompts come.
 _MAX_PROMPT_THREADS = 4
 _SWITCH_SECONDS = 0.001  # instead of five
 
@@ -35,7 +37,7 @@ def run(settings: FrontendSettings) -> int:
     leave_torch_out()
     # For so long a thread that renders a template keeps Python's lock while the event loop waits for it.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    threads = min(_MAX_PROMPT_THREADS, os.cpu_count() or 1)
+    threads = min(_MAX_PROMPT_THREADS, max(1, usable_cores() - 1))
     tracing: Tracing | None = None
     with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:
         try:

@@ -40,10 +40,10 @@ _FAREWELL_SECONDS = 5
 # would lie there in its first, small chunks, in memory that counts as this pod's, and the collector could merge none.
 _UNSENT_BYTES = 64 * 1024
 _SIGN_OF_LIFE_SECONDS = 2.0
-# When Python looks for cycles of objects, of which requests leave none: after so many objects more have come than gone,
-# and after so many looks further among those that were there before. What comes and goes with the streams is no reason
-# to: at a thousand of them a look at everything takes 100 ms, for which all wait, and one at the youngest 20.
-_COLLECT_AFTER = (50_000, 20, 3)
+# When Python looks for cycles of objects, of which requests leave none: rarely, since every stream waits meanwhile, for
+# 100 ms at a thousand of them. So many objects have then come that did not soon go; with requests that come and go, 200
+# in a second, that takes a minute.
+_COLLECT_AFTER_OBJECTS = 1_000_000
 # What a thread that makes a prompt may keep the interpreter for while the event loop waits for it.
 _THREAD_SECONDS = 0.001
 
@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
         # What was loaded stays. A full collection would look at all of it, and hold every stream up meanwhile.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*_COLLECT_AFTER)
+        gc.set_threshold(_COLLECT_AFTER_OBJECTS)
         sys.setswitchinterval(_THREAD_SECONDS)
         if self.started and self._settings.ready_file is not None:
             self._write_ready_file()

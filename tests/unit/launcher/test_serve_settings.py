@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.model import cpu_threads
 from services.engine.settings import EngineSettings
 from services.frontend.settings import FrontendSettings
 from services.launcher.serve import _engines
 from services.launcher.settings import ServeSettings, child_environment
+from shared import cpu_cores
 
 
 def test_a_child_gets_what_was_set_for_its_service_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_the_engines_share_the_cores_that_this_process_may_use(
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(cpu_threads, "_CGROUP_V2", tmp_path / "cpu.max")
+    monkeypatch.setattr(cpu_cores, "_CGROUP_V2", tmp_path / "cpu.max")
     settings = ServeSettings(model="m", engines=engines, threads=threads)
     for child in _engines(settings, [7] * engines, [8] * engines, tmp_path):
         assert child.environment.get("TANDEM_THREADS") == (None if each is None else str(each))

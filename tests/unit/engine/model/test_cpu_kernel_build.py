@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.model import cpu_threads, kernels
+from shared import cpu_cores
 
 
 @pytest.fixture(autouse=True)
@@ -109,14 +110,14 @@ def test_a_containers_quota_limits_the_threads(
     quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(cpu_threads, "_CGROUP_V2", tmp_path / "cpu.max")
+    monkeypatch.setattr(cpu_cores, "_CGROUP_V2", tmp_path / "cpu.max")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert cpu_threads.usable_threads() == cores
 
 
 def test_without_control_groups_the_affinity_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_threads, "_CGROUP_V2", tmp_path / "none")
-    monkeypatch.setattr(cpu_threads, "_CGROUP_V1", (tmp_path / "none", tmp_path / "none"))
+    monkeypatch.setattr(cpu_cores, "_CGROUP_V2", tmp_path / "none")
+    monkeypatch.setattr(cpu_cores, "_CGROUP_V1", (tmp_path / "none", tmp_path / "none"))
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
     assert cpu_threads.usable_threads() == 3
 
