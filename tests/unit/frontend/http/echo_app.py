@@ -219,7 +219,8 @@ def events(response: httpx.Response) -> list[Any]:
 
 def parse_events(text: str) -> list[Any]:
     assert text.endswith("data: [DONE]\n\n")
-    lines = text.split("\n\n")[:-1]
+    # Clients pass over comments, which a slow machine has the server send between any two events.
+    lines = [line for line in text.split("\n\n")[:-1] if not line.startswith(":")]
     assert not [line for line in lines if not line.startswith("data: ")]
     assert "data: [DONE]" not in lines[:-1]
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
