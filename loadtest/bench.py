@@ -93,10 +93,19 @@ def engine_overhead_ratios(result: Any) -> Ratios:
     return {f"engine: a step at {short} tokens of context over one at {long}": result[short] / result[long]}
 
 
+def loop_lag_ratios(result: Any) -> Ratios:
+    """The share of the event loop's lags that are short while long prompts come."""
+    return {
+        f"frontend: lags within 5 ms beside {cell['clients']} clients with long prompts": 1 - cell["late"]
+        for cell in result
+    }
+
+
 PARTS: dict[str, Part] = {
     "serve": Part(["--concurrency", "1", "8", "32", "--requests", "32"], serve_ratios),
     "stream_cost": Part(["--rounds", "3"], stream_cost_ratios),
     "frontend": Part(["--engines", "1", "2", "4", "--seconds", "5"], fleet_ratios),
+    "loop_lag": Part(["--clients", "1", "--seconds", "5"], loop_lag_ratios),
     "stream_path": Part([], stream_path_ratios),
     "engine_overhead": Part([], engine_overhead_ratios),
 }

@@ -71,7 +71,16 @@ def stamp_tokens(folder: Path) -> tuple[list[int], list[bytes]]:
     raise RuntimeError(f"the tokenizer in {folder} has too few words")
 
 
-def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: int | None, words: list[bytes]) -> Cell:
+def measure(
+    fleet: Fleet,
+    streams: int,
+    step_ms: float,
+    seconds: float,
+    words: list[bytes],
+    *,
+    tokens: int | None = None,
+    burst: bool = False,
+) -> Cell:
     body = {"model": "m", "prompt": [500] * 8, "max_tokens": tokens or MAX_TOKENS, "ignore_eos": True}
     processes = (fleet.frontend, *fleet.engines)
     cpu: list[list[float]] = []
@@ -89,7 +98,7 @@ def measure(fleet: Fleet, streams: int, step_ms: float, seconds: float, tokens: 
         streams,
         seconds=seconds,
         # Where answers end within the measured time, as many begin at any moment as end.
-        interval=1e-3 if tokens is None else tokens * step_ms / 1e3 / streams,
+        interval=1e-3 if tokens is None or burst else tokens * step_ms / 1e3 / streams,
         words=words,
         at_begin=sample,
         at_end=sample,
@@ -145,6 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokens", type=int, help="of an answer, after which its stream asks anew (by default none ends)"
     )
+    parser.add_argument(
+        "--burst", action="store_true", help="with --tokens: streams begin, and so end, a millisecond after each other"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of the steady state that are measured (default 8)")
     parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_frontend.json")
     options = parser.parse_args(arguments)
@@ -160,8 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with running_fleet(folder, Path(scratch), num_engines, pace, stamp_file=stamp_file) as fleet:
                 for streams in options.streams:
                     print(f"{streams} streams, {num_engines} engines, {step_ms:g} ms …", file=sys.stderr, flush=True)
-                    cells.append(measure(fleet, streams, step_ms, options.seconds, options.tokens, words))
-                    print(asdict(cells[-1]), file=sys.stderr, flush=True)
+                    cell = measure(
+                        fleet, streams, step_ms, options.seconds, words, tokens=options.tokens, burst=options.burst
+                    )
+                    cells.append(cell)
+                    print(asdict(cell), file=sys.stderr, flush=True)
     print(table(cells))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]}

@@ -25,7 +25,6 @@ from shared.tracing import Tracing, start_tracing
 
 logger = logging.getLogger(__name__)
 
-# A core is left to the event loop: it would wait for one whenever long prompts come.
 _MAX_PROMPT_THREADS = 4
 _SWITCH_SECONDS = 0.001  # instead of five
 
@@ -37,7 +36,7 @@ def run(settings: FrontendSettings) -> int:
     leave_torch_out()
     # For so long a thread that renders a template keeps Python's lock while the event loop waits for it.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    threads = min(_MAX_PROMPT_THREADS, max(1, usable_cores() - 1))
+    threads = min(_MAX_PROMPT_THREADS, usable_cores())
     tracing: Tracing | None = None
     with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:
         try:
