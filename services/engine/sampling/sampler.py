@@ -96,6 +96,7 @@ class Sampler:
         self._drawer: Drawer = (
             TorchDrawer(vocab_size, device) if kernels is None else KernelDrawer(kernels, vocab_size, threads)
         )
+        self._kept = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
         self._rows: dict[RequestKey, RowState] = {}
         self._plan = BatchPlan([], self._drawer, device)
 
@@ -118,7 +119,7 @@ class Sampler:
         plan = self._plan_for(requests)
         wanted = plan.logprob_rows
         changes = token_bitmask is not None or plan.edits.any or bool(self._processors)
-        raw = logits[wanted].float() if wanted and self._logprobs_mode == "raw" and changes else None
+        raw = self._keep(logits, wanted) if wanted and self._logprobs_mode == "raw" and changes else None
         logits = logits.float().contiguous()
         if token_bitmask is not None:
             self._token_mask.apply(logits, token_bitmask)
@@ -182,6 +183,20 @@ class Sampler:
         if state is None or not state.describes(request):
             state = self._rows[request.key] = RowState(request, self._vocab_size, self._eos_token_ids)
         return state
+
+    def _keep(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """A copy of these rows in float32, overwritten by the next. In memory that stays: fresh pages cost several
+        times what the copying does."""
+        if len(self._kept) < len(rows):
+            self._kept = torch.empty(len(rows), self._vocab_size, dtype=torch.float32, device=self._device)
+        kept = self._kept[: len(rows)]
+        if len(rows) == len(logits):
+            kept.copy_(logits)
+        elif logits.dtype == torch.float32:
+            torch.index_select(logits, 0, torch.tensor(rows, device=self._device), out=kept)
+        else:
+            kept.copy_(logits[list(rows)])
+        return kept
 
     def _add_logprobs(
         self, sampled: Sequence[SampledToken], wanted: Sequence[int], logits: Tensor, only_wanted: bool

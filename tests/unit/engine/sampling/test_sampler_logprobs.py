@@ -106,3 +106,19 @@ def test_prompt_logprobs_refuse_what_they_cannot_tell() -> None:
         make_sampler().prompt_logprobs(broken, [1, 2], 0)
     with pytest.raises(ValueError, match="positions"):
         make_sampler().prompt_logprobs(logits_of(2), [1], 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_raw_logprobs_of_some_rows_of_batches_of_every_size(dtype: torch.dtype) -> None:
+    sampler = make_sampler()
+    for rows in (3, 7, 1, 5):
+        logits = logits_of(rows).to(dtype)
+        requests = [
+            request(row, [1], [], SamplingParams(seed=row, logit_bias={3: 9.0}, logprobs=None if row == 1 else 4))
+            for row in range(rows)
+        ]
+        for row, result in enumerate(sampler.sample(logits.clone(), requests)):
+            if row == 1:
+                assert result.logprobs is None
+            else:
+                check(result.logprobs, logits[row].float(), result.token_id or 0, 4)
