@@ -27,14 +27,15 @@ def model_fleet(folder: Path, model: Path, **engine: object) -> ProcessFleet:
 
 
 async def stream_through_a_kill(
-    fleet: ProcessFleet, bodies: Sequence[dict[str, Any]], num_tokens: int
+    fleet: ProcessFleet, requests: Sequence[tuple[str, dict[str, Any]]], num_tokens: int
 ) -> tuple[list[StreamedAnswer], list[StreamedAnswer]]:
-    """The undisturbed answers, then those whose first engine was killed after more than `num_tokens` of its tokens."""
+    """Of requests, each a path and a body: the undisturbed answers, then those whose first engine was killed after more
+    than `num_tokens` of its tokens."""
     port = fleet.frontends[0].port
-    undisturbed = await asyncio.gather(*(stream(port, body) for body in bodies))
+    undisturbed = await asyncio.gather(*(stream(port, body, path) for path, body in requests))
     engine = fleet.engines[0]
     before = engine.metric("generated_tokens_total")
-    answers = asyncio.gather(*(stream(port, body) for body in bodies))
+    answers = asyncio.gather(*(stream(port, body, path) for path, body in requests))
     await asyncio.to_thread(
         wait_until,
         lambda: engine.metric("generated_tokens_total") > before + num_tokens and engine.metric("requests_running") > 0,

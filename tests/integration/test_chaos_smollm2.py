@@ -32,15 +32,15 @@ def test_greedy_and_seeded_streams_survive_a_killed_engine(smollm2: Path, tmp_pa
         pytest.skip("no C compiler here; PyTorch's products in bf16 make no such promise")
     else:
         fleet = model_fleet(tmp_path, smollm2, dtype="bfloat16", quantization=quantization)
-    bodies = [
-        {"prompt": prompt, "max_tokens": 32, "ignore_eos": True, "logprobs": 1, **settings}
+    requests = [
+        ("/v1/completions", {"prompt": prompt, "max_tokens": 32, "ignore_eos": True, "logprobs": 1, **settings})
         for prompt in PROMPTS
         for settings in SETTINGS
     ]
 
     try:
         fleet.start()
-        undisturbed, answers = asyncio.run(stream_through_a_kill(fleet, bodies, 30))
+        undisturbed, answers = asyncio.run(stream_through_a_kill(fleet, requests, 30))
         assert fleet.frontend_metric("failovers_total") > 0
         for answer, expected in zip(answers, undisturbed, strict=True):
             assert expected.complete, expected.describe()
@@ -48,7 +48,7 @@ def test_greedy_and_seeded_streams_survive_a_killed_engine(smollm2: Path, tmp_pa
             assert answer.text == expected.text
             assert answer.usage is not None
             assert answer.usage["completion_tokens"] == 32
-        assert len({answer.text for answer in answers}) == len(bodies)
+        assert len({answer.text for answer in answers}) == len(requests)
         fleet.assert_nothing_left(fleet.engines[1:])
     finally:
         fleet.close()

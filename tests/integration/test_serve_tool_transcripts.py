@@ -2,13 +2,13 @@
 whole, cut at every token, and when the engine is killed in the middle of a call."""
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
+import said_chat
 from process_fleet import ProcessFleet, wait_until
 
 from services.frontend.output.tools import TOOL_PARSERS
@@ -28,6 +28,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 formats = pytest.mark.parametrize(("name", "write"), FORMATS, ids=lambda value: getattr(value, "__name__", value))
 Write = Callable[..., str]
+whole, streamed = partial(said_chat.whole, tools=TOOLS), partial(said_chat.streamed, tools=TOOLS)
 
 
 @pytest.fixture(scope="module")
@@ -76,20 +77,6 @@ def wait_connected(fleet: ProcessFleet) -> None:
     wait_until(lambda: fleet.frontend_metric("engines_ready") == len(SERVED) * running, "every pool has its engines")
 
 
-@dataclass
-class Said:
-    """A choice as a client has put it together."""
-
-    content: str
-    reasoning: str
-    calls: list[tuple[str, str]]
-    finish_reason: str
-
-    @property
-    def values(self) -> list[tuple[str, Any]]:
-        return [(name, json.loads(arguments)) for name, arguments in self.calls]
-
-
 def run(fleet: ProcessFleet, ask: Callable[[openai.AsyncOpenAI], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         url = f"http://127.0.0.1:{fleet.frontends[0].port}/v1"
@@ -97,39 +84,6 @@ def run(fleet: ProcessFleet, ask: Callable[[openai.AsyncOpenAI], Coroutine[Any, 
             await ask(client)
 
     asyncio.run(main())
-
-
-async def whole(client: openai.AsyncOpenAI, model: str, text: str, **fields: Any) -> Said:
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "tools": TOOLS, **fields}
-    answer = await client.chat.completions.create(**body)
-    (choice,) = answer.choices
-    calls = choice.message.tool_calls or []
-    assert len({call.id for call in calls}) == len(calls)
-    called = [(call.function.name, call.function.arguments) for call in calls]
-    reasoning = (choice.message.model_extra or {}).get("reasoning") or ""
-    return Said(choice.message.content or "", reasoning, called, choice.finish_reason)
-
-
-async def streamed(client: openai.AsyncOpenAI, model: str, text: str, **fields: Any) -> Said:
-    """The same from a stream, holding its deltas to what clients rely on."""
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "tools": TOOLS, **fields}
-    said = Said("", "", [], "")
-    ids: list[str] = []
-    async for chunk in await client.chat.completions.create(stream=True, **body):
-        for choice in chunk.choices:
-            said.content += choice.delta.content or ""
-            said.reasoning += (choice.delta.model_extra or {}).get("reasoning") or ""
-            for delta in choice.delta.tool_calls or []:
-                if delta.id is not None:
-                    assert delta.index == len(said.calls)
-                    ids.append(delta.id)
-                    said.calls.append((delta.function.name, ""))
-                assert delta.index == len(said.calls) - 1
-                name, arguments = said.calls[-1]
-                said.calls[-1] = (name, arguments + (delta.function.arguments or ""))
-            said.finish_reason += choice.finish_reason or ""
-    assert len(set(ids)) == len(ids)
-    return said
 
 
 @formats
