@@ -107,7 +107,8 @@ class Hello(msgspec.Struct, array_like=True, tag=1):
 
 class Welcome(msgspec.Struct, array_like=True, tag=2):
     """Engine to frontend, in answer to HELLO. A `boot_id` that changed means a new process: whatever was in
-    flight is lost. Engines of one `model` with different `fingerprint` serve different weights."""
+    flight is lost. Engines of one `model` with different `fingerprint` serve different weights,
+    or the same in another type or rounding."""
 
     protocol_version: int
     boot_id: BootId

@@ -67,7 +67,7 @@ class EngineCore:
         self.pending_grammars = PendingGrammars(
             GrammarCompiler(self._model_folder, limits.vocab_size, limits.eos_token_ids)
         )
-        self._mask_filler = MaskFiller(limits.vocab_size, limits.eos_token_ids)
+        self._mask_filler = MaskFiller(limits.vocab_size, limits.eos_token_ids, settings.threads)
         self._requests: dict[bytes, dict[int, Request]] = {}
         self._outputs: OutputsByPeer = {}
         self._deadlines = Deadlines()

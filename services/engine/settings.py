@@ -32,7 +32,7 @@ class EngineSettings(ModelSettings, ServiceSettings):
         None,
         ge=1,
         description="Tokens in one step at most (the scheduler's budget); by default 2048, and 256 on a CPU, whose "
-        "prompts run no faster in larger pieces.",
+        "prompts run no faster in larger pieces, or twice max_num_seqs where that is more.",
     )
     max_waiting_requests: int = Field(
         1024, ge=1, description="Requests that may wait; beyond it the engine refuses (429)."

@@ -13,8 +13,8 @@ from shared.protocol import ModelLimits
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What WELCOME tells of the model. `fingerprint` is equal for equal weights, and cheap to make. `folder` holds
-    its files, for what is read later. `device` is where it runs, "cpu" or "cuda"."""
+    """What WELCOME tells of the model. `fingerprint` is equal for equal weights of equal type and rounding, and
+    cheap to make. `folder` holds its files, for what is read later. `device` is where it runs, "cpu" or "cuda"."""
 
     name: str
     fingerprint: str

@@ -93,7 +93,7 @@ class TorchExecutor:
         rounding = [] if settings.quantization == "none" else [settings.quantization]
         self.description = ModelDescription(
             name=settings.served_model_name[0] if settings.served_model_name else settings.model,
-            # What computes otherwise makes other tokens: no stream may go on from one to the other.
+            # Weights of another type or rounding make other tokens: no stream may go on from one to the other.
             fingerprint="-".join([fingerprint(folder), dtype, *rounding]),
             limits=ModelLimits(
                 max_model_len=max_model_len,

@@ -49,7 +49,9 @@ class TokenMasks:
 class MaskFiller:
     """Fills masks in threads of its own; the loop only hands them the matchers. They start with the first grammar."""
 
-    def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(self, vocab_size: int, eos_ids: Sequence[int], threads: int | None = None) -> None:
+        """`threads`: as many as the model may use on a CPU; all usable ones where it is None."""
+        self._threads = min(MAX_THREADS, threads or usable_threads())
         self._words = -(-vocab_size // BITS)
         # A model without eos gets one in llguidance's table, behind its own tokens.
         self._filled_words = -(-(vocab_size + (not eos_ids)) // BITS)
@@ -66,7 +68,7 @@ class MaskFiller:
         if self._thread is None:
             # As many as the model's on a CPU: a model's thread that is kept from its core for a moment keeps the
             # others waiting, so they are all better kept for a shorter one.
-            self._executor = LLExecutor(min(MAX_THREADS, usable_threads()))
+            self._executor = LLExecutor(self._threads)
             # One thread waits for the others, which are llguidance's.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         bitmask = np.empty((len(rows), self._filled_words), dtype=np.int32)

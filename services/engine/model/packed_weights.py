@@ -45,8 +45,8 @@ class PackedWeights:
         self._memory = fresh_pages(self.num_bytes)
         self._next = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
-    def add(self, weight: Tensor, bias: Tensor | None = None) -> LinearArguments:
-        """Pack the next matrix, bf16 [outputs, inputs]. What is returned points to the bias, bf16 [outputs]."""
+    def add(self, weight: Tensor) -> LinearArguments:
+        """Pack the next matrix, bf16 [outputs, inputs]. What is returned has no bias yet."""
         plan = self._plans[-1] if self._plans else None
         if plan is None or tuple(weight.shape) != (plan.outputs, plan.inputs) or weight.dtype != torch.bfloat16:
             raise ValueError(f"a {weight.dtype} matrix {tuple(weight.shape)} was not the one announced: {plan}")
@@ -57,8 +57,7 @@ class PackedWeights:
         shape = (plan.outputs, plan.inputs, plan.gated, plan.format)
         self._pack(weight.data_ptr(), address, *shape, torch.get_num_threads())
         panels = self._panels_of(plan.outputs, plan.gated)
-        bias_address = None if bias is None else bias.data_ptr()
-        return LinearArguments(address, bias_address, plan.inputs, plan.outputs, panels, plan.format)
+        return LinearArguments(address, None, plan.inputs, plan.outputs, panels, plan.format)
 
     def _bytes_of(self, plan: MatrixPlan) -> int:
         size = self._size_of(plan.outputs, plan.inputs, plan.gated, plan.format)

@@ -158,7 +158,10 @@ class KernelBatchDraw:
         self._positions[:] = [state.num_tokens for state in self._states]
         self._arguments.logits = logits.data_ptr()
         processed = None
+        # No pointer of an earlier draw may stay: what it points to is gone.
+        self._arguments.processed = None
         if processed_rows:
+            self._processed[:] = 0
             processed = torch.empty(len(processed_rows), logits.shape[1])
             self._processed[list(processed_rows)] = [row.data_ptr() for row in processed]
             self._arguments.processed = self._processed.ctypes.data

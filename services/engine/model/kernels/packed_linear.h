@@ -73,7 +73,7 @@ INLINE void multiply_tile(const uint16_t *x, int64_t inputs, const char *weights
                 for (int v = 0; v < 2 * panels; v++) tile[r][v] = add_product(tile[r][v], columns[v], two);
             }
         }
-        if (end % 2) {  // the last pair is one, and the weight beside it is zero
+        if (end % 2) {  // the last pair is one: whatever weight is beside it is multiplied by zero
             for (int p = 0; p < panels; p++) load_columns(codes + p * panel_step, columns + 2 * p, format);
             for (int r = 0; r < rows; r++)
                 for (int v = 0; v < 2 * panels; v++)
