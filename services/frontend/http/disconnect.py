@@ -20,10 +20,13 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     # Without a time: it ends the work when it is told to, which takes no task for the work.
     connected = asyncio.timeout(None)
 
+    working = True
+
     def left(watching: asyncio.Future[None]) -> None:
         if not watching.cancelled():
             watching.exception()  # whatever it is, the client is gone
-            connected.reschedule(0)
+            if working:  # else it was on its way here as the work ended, and the time is over for good
+                connected.reschedule(0)
 
     try:
         async with connected:
@@ -34,6 +37,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
             raise ClientDisconnected from None
         raise
     finally:
+        working = False
         watching.remove_done_callback(left)
         watching.cancel()
 

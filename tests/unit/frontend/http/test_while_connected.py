@@ -109,3 +109,29 @@ def test_is_cancelled_like_any_other_coroutine() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         run(Client(), work())
+
+
+def test_a_client_that_leaves_in_the_turn_in_which_the_work_ends_leaves_no_error() -> None:
+    async def main() -> None:
+        errors: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        gone: asyncio.Future[Message] = loop.create_future()
+        output: asyncio.Future[int] = loop.create_future()
+
+        async def receive() -> Message:
+            return await gone
+
+        async def work() -> int:
+            return await output
+
+        answering = asyncio.ensure_future(while_connected(receive, work()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gone.set_result({"type": "http.disconnect"})
+        output.set_result(7)
+        assert await answering == 7
+        await asyncio.sleep(0)
+        assert errors == []
+
+    asyncio.run(main())
