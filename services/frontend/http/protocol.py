@@ -5,6 +5,7 @@ server.py hands it to uvicorn. What is larger or slower than any client's reques
 
 import asyncio
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -71,14 +72,15 @@ class ResponseBody:
 
     def __init__(self, cycle: Any) -> None:
         self.on_writable: Callable[[], None] | None = None
-        self._cycle = cycle
+        self._cycle = weakref.ref(cycle)  # whose scope refers to this: neither may wait for the garbage collector
         self._flow = cycle.flow
         self._transport = cycle.transport
 
     @property
     def is_chunked(self) -> bool:
         """Whether the answer has begun, in a form that `write` can continue."""
-        return bool(self._cycle.response_started and self._cycle.chunked_encoding)
+        cycle = self._cycle()
+        return cycle is not None and bool(cycle.response_started and cycle.chunked_encoding)
 
     @property
     def is_writable(self) -> bool:
@@ -86,7 +88,8 @@ class ResponseBody:
         return not self._flow.write_paused
 
     def write(self, data: bytes) -> None:
-        if not self._cycle.disconnected:
+        cycle = self._cycle()
+        if cycle is not None and not cycle.disconnected:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 

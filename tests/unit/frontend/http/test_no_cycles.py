@@ -7,8 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from echo_app import EchoPool, LiveServer
 from fastapi import FastAPI
 from starlette.types import Message, Scope
+from test_live_streams import post, until
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 REQUESTS = 50
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
@@ -69,3 +72,36 @@ def test_requests_leave_no_cycles(app: FastAPI, path: str, body: dict[str, Any],
             gc.enable()
 
     assert asyncio.run(main()) < REQUESTS
+
+
+def requests_in_memory() -> int:
+    return sum(type(each) is RequestResponseCycle for each in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "leaves"),
+    [
+        ("/v1/chat/completions", CHAT, False),
+        ("/v1/chat/completions", CHAT | {"stream": True}, False),
+        ("/v1/chat/completions", CHAT | {"stream": True}, True),
+        # Its body is never read, and would stay too.
+        ("/nowhere", {"prompt": "x" * 60_000}, False),
+    ],
+    ids=["whole", "stream", "left", "unread"],
+)
+def test_a_servers_requests_leave_with_their_connections(
+    live: LiveServer, pool: EchoPool, path: str, body: dict[str, Any], leaves: bool
+) -> None:
+    gc.collect()
+    before = requests_in_memory()
+    gc.disable()
+    try:
+        for _ in range(10):
+            pool.hold_after = 1 if leaves else None
+            connection = post(live, path, body)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 ")
+            connection.close()
+            until(lambda: not pool.running)
+        until(lambda: requests_in_memory() <= before)
+    finally:
+        gc.enable()
