@@ -59,7 +59,9 @@ class CompileLane:
         """To be called when nobody waits any more."""
         self._closed = True
         while self._idle:
-            await _end(self._idle.pop())
+            process = self._idle.pop()
+            if process.returncode is None:  # else its number may be another's by now
+                await _end(process)
 
     async def _ask(self, structured: StructuredOutput) -> Verdict:
         process = None
