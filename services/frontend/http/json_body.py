@@ -34,10 +34,13 @@ async def read_json(body: bytes, turns: Turns) -> Any:
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     value: dict[str, Any] = {}
-    for name, field in fields.items():
-        await turns.next()
+    await turns.next()
+    for name, raw in fields.items():
+        field = bytes(raw)
+        if turns.over or len(field) > PART_BYTES:
+            await turns.next()
         try:
-            value[name] = await _read_field(bytes(field), turns)
+            value[name] = await _read_field(field, turns)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name[:64]}: {error}") from error
     return value
