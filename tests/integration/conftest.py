@@ -1,14 +1,13 @@
 """Fixtures for tests with real processes."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from loadtest.server_process import ServerProcess, tandem_serve
-
-StartServer = Callable[..., ServerProcess]
+from tests.start_server import StartServer
 
 
 @pytest.fixture

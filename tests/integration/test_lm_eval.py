@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import StartServer
 from tests.integration.likelihood_task import QUESTIONS, TEXTS, Reference, Scored
 from tests.integration.lm_eval_environment import lm_eval_python
+from tests.start_server import StartServer
 
 MODEL = "SmolLM2-135M-Instruct"
 TOLERANCE = 1e-3

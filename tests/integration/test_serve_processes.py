@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from conftest import StartServer
 
 from loadtest.server_process import ServerProcess
+from tests.start_server import StartServer
 
 SIMULATED = ("--executor", "simulated")
 MODEL = "SmolLM2-135M-Instruct"

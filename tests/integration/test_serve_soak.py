@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import httpx
-from conftest import StartServer
 
 from loadtest.server_process import ServerProcess
+from tests.start_server import StartServer
 
 REQUESTS = 2000
 CONCURRENCY = 48

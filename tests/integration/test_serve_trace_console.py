@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import openai
-from conftest import StartServer
 from process_fleet import wait_until
+
+from tests.start_server import StartServer
 
 
 def test_a_request_is_printed_as_a_tree(start_server: StartServer, smollm2: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openai
 
-from tests.integration.conftest import StartServer
+from tests.start_server import StartServer
 
 
 def top(url: str, *flags: str) -> "subprocess.CompletedProcess[str]":

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from loadtest.server_process import ServerProcess
 from services.engine.link import Link
 from services.frontend.engines import EnginePool
 from services.frontend.settings import EnginePoolSettings, FrontendSettings
@@ -17,7 +16,6 @@ from shared.protocol import ModelLimits
 LIMITS = ModelLimits(100, 50, [2], 4, 9)
 
 OpenEngine = Callable[..., Link]
-StartServer = Callable[..., ServerProcess]
 
 
 def make_keys(folder: Path) -> Path:

@@ -10,7 +10,7 @@ import pytest
 from engine_harness import wait_until
 
 from tests.free_port import free_port
-from tests.integration.link_encryption.encrypted_link import StartServer
+from tests.start_server import StartServer
 
 
 def test_a_server_with_keys_serves(start_server: StartServer, smollm2: Path, keys: Path) -> None:
