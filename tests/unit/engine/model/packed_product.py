@@ -20,7 +20,8 @@ class PackedMatrix:
         outputs, self.inputs = weight.shape
         self._packed = PackedWeights(kernels, [MatrixPlan(outputs, self.inputs, format=format_)])
         self._bias = bias
-        self._linear = self._packed.add(weight, bias)
+        self._linear = self._packed.add(weight)
+        self._linear.bias = None if bias is None else bias.data_ptr()
         self._run = kernels.long.linear_float
         self._run.argtypes = [ctypes.POINTER(LinearArguments), *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2]
         self._run.restype = None
