@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0
     return time.monotonic() - begin
 
 
-class Member:
+class Member(ABC):
     """One process of the fleet, and those that come after it in its place."""
 
     kind = ""
@@ -94,8 +95,8 @@ class Member:
         return self.log_file.read_text(errors="replace")
 
     @property
-    def probe_port(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def probe_port(self) -> int: ...
 
     def get(self, path: str) -> tuple[int, str]:
         try:
