@@ -21,6 +21,9 @@ TRACE     ?=
 ARGS      ?=
 # What `make test` takes: make test TESTS=tests/unit ARGS=-x
 TESTS     ?= tests
+# What `make bench` takes: a running server with the same model, to measure in turns with Tandem's, as in
+# make bench PEER=vLLM=http://127.0.0.1:9301
+PEER ?=
 # What `make chaos` takes.
 DISTURBANCES ?= 100
 # What `make conformance` takes.
@@ -67,7 +70,7 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m docs.generate_metrics
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m loadtest.bench $(ARGS)
+	$(BIN)/python -m loadtest.bench $(if $(PEER),--peer '$(PEER)') $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .schemathesis .import_linter_cache loadtest/results

@@ -1,6 +1,6 @@
 """What the engine adds to a step besides the model: schedule, book-keeping, send, at three sequence lengths.
 
-    python loadtest/bench_engine_overhead.py [--requests 256] [--steps 400]
+    python -m loadtest.bench_engine_overhead [--requests 256] [--steps 400]
 
 The simulated executor runs without delays and its own time is shown apart; the link's thread encodes and sends to
 one real DEALER on loopback. The aim: schedule + book-keeping + send under 2 ms at 256 requests.
@@ -12,13 +12,14 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from loadtest.bench_result import RESULTS, table, write_json
 from services.engine.core import EngineCore
 from services.engine.executor.simulated import SimulatedExecutor
 from services.engine.link import Link
@@ -28,7 +29,7 @@ from services.engine.settings import EngineSettings
 from shared.protocol import PROTOCOL_VERSION, Add, Hello, encode, new_boot_id, pack_token_ids
 from shared.sampling_params import SamplingParams
 
-COLUMNS = ("schedule", "execute", "bookkeeping", "hand over", "whole step")
+COLUMNS = ("schedule", "execute", "book-keeping", "hand over", "whole step")
 
 
 @contextmanager
@@ -100,25 +101,24 @@ def measure(model: str, num_requests: int, length: int, num_steps: int) -> list[
     return [1000 * statistics.median(column) for column in zip(*rows, strict=True)]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=256, help="Running requests.")
     parser.add_argument("--steps", type=int, default=400, help="Decode steps that are measured.")
     parser.add_argument("--lengths", type=int, nargs="+", default=[100, 1000, 10_000], help="Prompt lengths.")
-    parser.add_argument("--output", type=Path, help="A file for the overheads as JSON.")
-    arguments = parser.parse_args()
-    overheads: dict[int, float] = {}
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_engine_overhead.json")
+    options = parser.parse_args(arguments)
+    result: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = {"vocab_size": 49_152, "max_position_embeddings": 1 << 20, "eos_token_id": 2}
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        print(f"{arguments.requests} running requests, milliseconds a step (median)")
-        print(f"{'tokens':>8}" + "".join(f"{column:>14}" for column in (*COLUMNS, "overhead")))
-        for length in arguments.lengths:
-            row = measure(folder, arguments.requests, length, arguments.steps)
-            overheads[length] = overhead = row[-1] - row[1]
-            print(f"{length:>8}" + "".join(f"{value:>14.3f}" for value in (*row, overhead)), flush=True)
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(overheads) + "\n", encoding="utf-8")
+        for length in options.lengths:
+            row = dict(zip(COLUMNS, measure(folder, options.requests, length, options.steps), strict=True))
+            result[length] = row | {"overhead": row["whole step"] - row["execute"]}
+    rows = [(f"{length:,}", *(f"{value:.3f}" for value in row.values())) for length, row in result.items()]
+    print(f"Milliseconds a step, {options.requests} running requests:\n")
+    print(table(["tokens of context", *COLUMNS, "overhead"], rows))
+    write_json(options.output, {"requests": options.requests, "steps": result})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadtest.server_process import ROOT
+from loadtest.bench_result import RESULTS, table, write_json
 from loadtest.simulated_fleet import Fleet, cpu_seconds, resident_bytes, running_fleet
 from loadtest.stream_load import http_request, run_stream_load
 from services.launcher.smollm2 import ensure_smollm2
@@ -125,23 +124,31 @@ def measure(
     )
 
 
-def table(cells: list[Cell]) -> str:
-    """The cells as a Markdown table."""
-    head = (
-        "| engines | streams | step ms | generated tok/s | delivered tok/s | a stream's, median / slowest "
-        "| way ms, median / p99 / most | frontend CPU µs/token | frontend cores | frontend MB | engines CPU µs/token "
-        "| clients' cores | read after ms, p99 |\n"
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+def as_table(cells: list[Cell]) -> str:
+    header = (
+        "engines|streams|step ms|generated tok/s|delivered tok/s|a stream's, median / slowest"
+        "|way ms, median / p99 / most|frontend CPU µs/token|frontend cores|frontend MB|engines CPU µs/token"
+        "|clients' cores|read after ms, p99"
     )
-    lines = [
-        f"| {cell.engines} | {cell.streams} | {cell.step_ms:g} | {cell.generated_rate:.0f} | {cell.delivered_rate:.0f} "
-        f"| {cell.stream_median_rate:.1f} / {cell.stream_least_rate:.1f} "
-        f"| {cell.latency_median_ms:.0f} / {cell.latency_p99_ms:.0f} / {cell.latency_most_ms:.0f} "
-        f"| {cell.frontend_cpu_us:.1f} | {cell.frontend_cores:.2f} | {cell.frontend_resident_mb:.0f} "
-        f"| {cell.engine_cpu_us:.1f} | {cell.client_cores:.2f} | {cell.client_wait_p99_ms:.1f} |"
+    rows = [
+        (
+            cell.engines,
+            cell.streams,
+            f"{cell.step_ms:g}",
+            f"{cell.generated_rate:.0f}",
+            f"{cell.delivered_rate:.0f}",
+            f"{cell.stream_median_rate:.1f} / {cell.stream_least_rate:.1f}",
+            f"{cell.latency_median_ms:.0f} / {cell.latency_p99_ms:.0f} / {cell.latency_most_ms:.0f}",
+            f"{cell.frontend_cpu_us:.1f}",
+            f"{cell.frontend_cores:.2f}",
+            f"{cell.frontend_resident_mb:.0f}",
+            f"{cell.engine_cpu_us:.1f}",
+            f"{cell.client_cores:.2f}",
+            f"{cell.client_wait_p99_ms:.1f}",
+        )
         for cell in cells
     ]
-    return "\n".join([head, *lines])
+    return table(header.split("|"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--burst", action="store_true", help="with --tokens: streams begin, and so end, a millisecond after each other"
     )
     parser.add_argument("--seconds", type=float, default=8.0, help="of the steady state that are measured (default 8)")
-    parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_frontend.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_frontend.json")
     options = parser.parse_args(arguments)
 
     folder = ensure_smollm2()
@@ -177,12 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                     cells.append(cell)
                     print(asdict(cell), file=sys.stderr, flush=True)
-    print(table(cells))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[0]}
-    options.output.write_text(
-        json.dumps({"machine": machine, "cells": [asdict(cell) for cell in cells]}, indent=2) + "\n"
-    )
+    print(as_table(cells))
+    write_json(options.output, {"cells": [asdict(cell) for cell in cells]})
     return 0
 
 

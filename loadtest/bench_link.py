@@ -8,17 +8,20 @@ link encrypted and without, of the whole process: ZMQ decrypts on its own thread
 of streams or of engines.
 """
 
+import argparse
 import asyncio
 import functools
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import uvloop
 import zmq
 
+from loadtest.bench_result import RESULTS, table, write_json
 from services.frontend.engines import EnginePool
 from services.frontend.engines.in_process_engine import InProcessEngine
 from services.frontend.generation import Generation, GenerationError
@@ -135,23 +138,37 @@ def decode_cost(per_message: int) -> float:
     return (time.thread_time() - begin) / (rounds * per_message) * 1e6
 
 
-def main() -> None:
-    print("Microseconds of the frontend's thread for each RequestOutput (one token), the best of three runs\n")
-    print("| requests a message | streams an engine | 1 engine | 8 engines | decoding alone |")
-    print("|---:|---:|---:|---:|---:|")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_link.json")
+    options = parser.parse_args(arguments)
+    counts: list[dict[str, float]] = []
     for per_message, streams in ((1, 1), (64, 64), (256, 256), (64, 512)):
         (one, _), (eight, _) = (uvloop.run(measure(engines, per_message, streams)) for engines in (1, 8))
-        print(f"| {per_message} | {streams} | {one:.2f} | {eight:.2f} | {decode_cost(per_message):.2f} |")
+        decoding = decode_cost(per_message)
+        counts.append({"message": per_message, "streams": streams, "one": one, "eight": eight, "decoding": decoding})
+    print("Event loop's µs for each output of one token:\n")
+    lines = [tuple(f"{value:.3g}" for value in each.values()) for each in counts]
+    print(table(["requests a message", "streams an engine", "1 engine", "8 engines", "decoding alone"], lines))
 
-    print("\nOne engine, with the link encrypted (--link-keys) and without\n")
-    print("| requests a message | thread | thread, encrypted | process | process, encrypted |")
-    print("|---:|---:|---:|---:|---:|")
+    encrypted: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         write_link_keys(Path(folder))
         for per_message in (1, 64, 256):
             plain, plain_process = uvloop.run(measure(1, per_message, per_message))
             thread, process = uvloop.run(measure(1, per_message, per_message, Path(folder)))
-            print(f"| {per_message} | {plain:.2f} | {thread:.2f} | {plain_process:.2f} | {process:.2f} |")
+            encrypted.append(
+                {
+                    "requests a message": per_message,
+                    "event loop": plain,
+                    "event loop, encrypted": thread,
+                    "process": plain_process,
+                    "process, encrypted": process,
+                }
+            )
+    print("\nWith the link encrypted (`--link-keys`) and without, one engine:\n")
+    print(table(list(encrypted[0]), [tuple(f"{value:.3g}" for value in each.values()) for each in encrypted]))
+    write_json(options.output, {"counts": counts, "encrypted": encrypted})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadtest.server_process import ROOT
+from loadtest.bench_result import RESULTS, table, write_json
 from loadtest.simulated_fleet import running_fleet
 from loadtest.stream_load import http_request, run_stream_load
 from services.launcher.smollm2 import ensure_smollm2
@@ -152,21 +152,18 @@ def measure(
     )
 
 
-def table(cells: list[Cell]) -> str:
-    """The cells as a Markdown table."""
+def as_table(cells: list[Cell]) -> str:
     shown = ("0.001", "0.0025", "0.005", "0.01")
-    lines = [
-        "| bodies | clients | prompts/s | first byte ms | lags: up to 1 ms | 2.5 | 5 | 10 | more | over 5 ms |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    header = "bodies|clients|prompts/s|first byte ms|lags: up to 1 ms|2.5|5|10|more|over 5 ms"
+    rows: list[Sequence[object]] = []
     for cell in cells:
         counts = [cell.lags[bound] for bound in shown]
         more = sum(cell.lags.values()) - sum(counts)
-        lines.append(
-            f"| {cell.what} | {cell.clients} | {cell.prompts:.0f} | {cell.prompt_median_ms:.0f} "
-            f"| {' | '.join(f'{count:.0f}' for count in (*counts, more))} | {cell.late:.1%} |"
+        lags = (f"{count:.0f}" for count in (*counts, more))
+        rows.append(
+            (cell.what, cell.clients, f"{cell.prompts:.0f}", f"{cell.prompt_median_ms:.0f}", *lags, f"{cell.late:.1%}")
         )
-    return "\n".join(lines)
+    return table(header.split("|"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -178,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seconds", type=float, default=10.0, help="of the steady state that are measured (default 10)"
     )
     parser.add_argument("--bodies", action="store_true", help="other large bodies than conversations, from one client")
-    parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_loop_lag.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_loop_lag.json")
     options = parser.parse_args(arguments)
     folder = ensure_smollm2()
     body = {"model": "m", "messages": conversation(folder, options.tokens), "max_tokens": 1, "ignore_eos": True}
@@ -202,9 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{what} …", file=sys.stderr, flush=True)
             cells.append(measure(what, fleet.port, asked, clients, options.streams, options.seconds))
             print(asdict(cells[-1]), file=sys.stderr, flush=True)
-    print(table(cells))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps([asdict(cell) for cell in cells], indent=2) + "\n", encoding="utf-8")
+    print(as_table(cells))
+    write_json(options.output, [asdict(cell) for cell in cells])
     return 0
 
 

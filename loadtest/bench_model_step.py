@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from loadtest.bench_engine_step import PHASES
 from services.engine.executor.torch_executor import TorchExecutor
 from services.engine.model.cpu_threads import usable_threads
 from services.engine.model.kernels import load_kernels
@@ -27,8 +28,6 @@ from shared.protocol import TokenLogprobs
 from shared.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
-# As in kernels/decoder_step.c.
-PHASES = ("norm 1", "qkv", "rotate", "attention", "select", "output", "norm 2", "gate and up", "down")
 
 
 class Argmax:

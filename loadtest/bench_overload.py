@@ -10,7 +10,6 @@ highest load is more than a tenth below that at the lowest.
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import sys
@@ -21,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from loadtest.bench_result import RESULTS, table, write_json
 from loadtest.bench_serve import percentile
-from loadtest.server_process import ROOT, tandem_serve
+from loadtest.server_process import tandem_serve
 from loadtest.stream_client import RequestFailed, timed_completion
 
 NUM_ENGINES = 2
@@ -101,26 +101,32 @@ async def run(port: int, times_capacity: float, seconds: float) -> Level:
     )
 
 
-def table(levels: list[Level]) -> str:
-    """The levels as a Markdown table."""
-    head = (
-        "| offered, of capacity | requests/s | goodput tok/s | finished | refused (429) | failed "
-        "| answer s, median / p99 | refusal ms, p99 |\n|---:|---:|---:|---:|---:|---:|---:|---:|"
+def as_table(levels: list[Level]) -> str:
+    header = (
+        "offered, of capacity|requests/s|goodput tok/s|finished|refused (429)|failed|answer s, median / p99"
+        "|refusal ms, p99"
     )
-    lines = [
-        f"| {level.times_capacity:g} | {level.offered_requests:.0f} | {level.goodput_tokens:.0f} | {level.finished} "
-        f"| {level.refused} | {level.other_failures} | {level.latency_median:.2f} / {level.latency_p99:.2f} "
-        f"| {1e3 * level.refusal_p99:.0f} |"
+    rows = [
+        (
+            f"{level.times_capacity:g}",
+            f"{level.offered_requests:.0f}",
+            f"{level.goodput_tokens:.0f}",
+            level.finished,
+            level.refused,
+            level.other_failures,
+            f"{level.latency_median:.2f} / {level.latency_p99:.2f}",
+            f"{1e3 * level.refusal_p99:.0f}",
+        )
         for level in levels
     ]
-    return "\n".join([head, *lines])
+    return table(header.split("|"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=float, nargs="+", default=[1.0, 3.0], help="loads, in capacities (default 1 3)")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured at each load (default 20)")
-    parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_overload.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_overload.json")
     options = parser.parse_args(arguments)
     flags = {
         "--executor": "simulated",
@@ -139,15 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for times_capacity in sorted(options.times):
             print(f"{times_capacity:g} times the capacity …", file=sys.stderr, flush=True)
             levels.append(asyncio.run(run(server.port, times_capacity, options.seconds)))
-    print(table(levels))
+    print(as_table(levels))
     ratio = levels[-1].goodput_tokens / levels[0].goodput_tokens
     print(
         f"\nGoodput at {levels[-1].times_capacity:g} times the capacity is {ratio:.2f} of that at "
         f"{levels[0].times_capacity:g}."
     )
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    result = {"load_average": os.getloadavg()[0], "levels": [asdict(level) for level in levels]}
-    options.output.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(options.output, {"load_average": os.getloadavg()[0], "levels": [asdict(level) for level in levels]})
     return int(ratio < 1 - TOLERATED_LOSS)
 
 

@@ -12,8 +12,9 @@ import ctypes
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from loadtest.bench_model_step import BLOCK_SIZE, Argmax, engine_step
+from loadtest.bench_result import RESULTS, table, write_json
 from services.engine.executor.torch_executor import TorchExecutor
 from services.engine.model.cpu_decoder import CpuDecoder
 from services.engine.model.cpu_threads import usable_threads
@@ -139,12 +141,13 @@ def layer_shapes(executor: TorchExecutor) -> list[tuple[int, int]]:
     return [(query + 2 * kv, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)] * config.num_layers
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=8, help=f"Pieces of {WINDOW} tokens of the text.")
     parser.add_argument("--rounds", type=int, default=3, help="Of the speed; medians are reported.")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="Requests that decode together.")
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_quantization.json")
+    options = parser.parse_args(arguments)
     folder, threads = str(ensure_smollm2()), usable_threads()
     executors: dict[str, TorchExecutor] = {}
     loading: dict[str, float] = {}
@@ -154,7 +157,7 @@ def main() -> None:
         began = time.perf_counter()
         executors[name] = TorchExecutor(EngineSettings.model_validate(settings), sampler=Argmax())
         loading[name] = time.perf_counter() - began
-    pieces, text_tokens = windows(folder, arguments.windows)
+    pieces, text_tokens = windows(folder, options.windows)
     scored = sum(len(piece) - 1 for piece in pieces)
     qualities = {name: Quality() for name in QUANTIZATIONS}
     speeds: Times = {}
@@ -164,24 +167,30 @@ def main() -> None:
             for name, executor in executors.items():
                 score(executor, piece, qualities[name])
         torch.set_num_threads(1)  # as in an engine
-        for _ in range(arguments.rounds):
+        for _ in range(options.rounds):
             for name, executor in executors.items():
-                for rows in arguments.rows:
+                for rows in options.rows:
                     measure(engine_step(executor, rows, CONTEXT, 1), 0.5, speeds.setdefault((name, f"{rows} rows"), []))
                 measure(engine_step(executor, 1, PREFILL, PREFILL), 0.5, speeds.setdefault((name, "prefill"), []))
-    print(f"\n{scored} of the text's {text_tokens} tokens; {threads} threads; medians of {arguments.rounds} rounds\n")
-    columns = [*(f"tok/s at {rows}" for rows in arguments.rows), f"prefill of {PREFILL}, ms"]
-    print("| weights | MB | loading s | perplexity | equal greedy tokens | " + " | ".join(columns) + " |")
-    print("|---|" + "---:|" * (4 + len(columns)))
+    print(f"{scored} of the text's {text_tokens} tokens, {threads} threads, medians of {options.rounds} rounds:\n")
     exact = torch.cat(qualities["none"].likeliest)
+    results: dict[str, dict[str, float]] = {}
     for name, quality in qualities.items():
         model: Any = executors[name].loaded.model
-        equal = (torch.cat(quality.likeliest) == exact).float().mean().item()
-        cells = [f"{model.weight_bytes / 1e6:.0f}", f"{loading[name]:.1f}"]
-        cells += [f"{math.exp(-quality.log_likelihood / scored):.2f}", f"{equal:.1%}"]
-        cells += [f"{rows / statistics.median(speeds[name, f'{rows} rows']):.0f}" for rows in arguments.rows]
-        cells.append(f"{1e3 * statistics.median(speeds[name, 'prefill']):.0f}")
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+        results[name] = {
+            "weights MB": model.weight_bytes / 1e6,
+            "loading s": loading[name],
+            "perplexity": math.exp(-quality.log_likelihood / scored),
+            "equal greedy tokens": (torch.cat(quality.likeliest) == exact).float().mean().item(),
+            **{f"tok/s at {rows}": rows / statistics.median(speeds[name, f"{rows} rows"]) for rows in options.rows},
+            f"prefill of {PREFILL}, ms": 1e3 * statistics.median(speeds[name, "prefill"]),
+        }
+    digits = {"loading s": ".1f", "perplexity": ".2f", "equal greedy tokens": ".1%"}
+    lines = [
+        (name, *(format(value, digits.get(column, ".0f")) for column, value in result.items()))
+        for name, result in results.items()
+    ]
+    print(table(["weights", *results["none"]], lines))
 
     shapes = layer_shapes(executors["none"])
     products = {"bf16": our_products(shapes, WeightFormat.BF16, threads)}
@@ -189,17 +198,16 @@ def main() -> None:
         products[format_.name.lower()] = our_products(shapes, format_, threads)
         products[f"{format_.name.lower()}, PyTorch's"] = torch_products(shapes, format_)
     times: Times = {}
-    for _ in range(arguments.rounds):
+    for _ in range(options.rounds):
         for name, run in products.items():
             torch.set_num_threads(threads if "PyTorch" in name else 1)
-            for rows in arguments.rows:
+            for rows in options.rows:
                 measure(lambda run=run, rows=rows: run(rows), 0.3, times.setdefault((name, str(rows)), []))
     print("\nProducts of the layers' matrices alone, all in one format, ms:\n")
-    print("| weights | " + " | ".join(f"at {rows}" for rows in arguments.rows) + " |")
-    print("|---|" + "---:|" * len(arguments.rows))
-    for name in products:
-        cells = [f"{1e3 * statistics.median(times[name, str(rows)]):.1f}" for rows in arguments.rows]
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    alone = {name: [1e3 * statistics.median(times[name, str(rows)]) for rows in options.rows] for name in products}
+    lines = [(name, *(f"{value:.1f}" for value in values)) for name, values in alone.items()]
+    print(table(["weights", *(f"at {rows}" for rows in options.rows)], lines))
+    write_json(options.output, {"rows": options.rows, "engine": results, "products": alone})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Times the batched sampler against the textbook one: sort, softmax, cumsum, scatter, one exponential per token.
 
-    python loadtest/bench_sampler.py [--rows 1 32 256] [--threads 1] [--mix mixed greedy plain top-p top-k penalties]
+    python -m loadtest.bench_sampler [--rows 1 32 256] [--threads 1] [--mix mixed greedy plain top-p top-k penalties]
 
 Two kinds of made-up logits: `peaked`, which fall with the logarithm of the rank as a language model's do (a nucleus
 of a few to a few hundred tokens in most rows), and `flat`, whose nuclei hold tens of thousands. The best of several
@@ -10,10 +10,13 @@ rounds is shown, since other work on the machine only ever makes a round slower.
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from loadtest.bench_result import RESULTS, table, write_json
 from services.engine.request import Request, RequestKey
 from services.engine.sampling.sampler import Sampler
 from shared.sampling_params import SamplingParams
@@ -100,31 +103,39 @@ def batched_step(params: Sequence[SamplingParams], logits: Tensor) -> Callable[[
     return step
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--mix", nargs="+", choices=list(MIXES), default=["mixed"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_sampler.json")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    print(
-        f"float32 logits, vocabulary {VOCAB_SIZE:,}, {arguments.threads} thread(s), best of {arguments.rounds} rounds"
-    )
-    print(f"{'logits':8} {'rows':>5} {'mix':10} {'textbook ms':>12} {'batched ms':>11} {'ratio':>7}")
-    for kind, make in (("peaked", peaked_logits), ("flat", flat_logits)):
-        for rows in arguments.rows:
+    cells: list[dict[str, Any]] = []
+    for kind, make in (("like a model's", peaked_logits), ("flat", flat_logits)):
+        for rows in options.rows:
             logits = make(rows)
-            textbook_ms: float | None = None
-            for mix in arguments.mix:
+            # It does the same work whatever is asked for.
+            textbook = Textbook([MIXES["mixed"](row) for row in range(rows)])
+            textbook_ms = best_ms(lambda t=textbook, x=logits: t.sample(x), max(1, options.rounds // 3))
+            for mix in options.mix:
                 params = [MIXES[mix](row) for row in range(rows)]
-                if textbook_ms is None:  # it does the same work whatever is asked for
-                    textbook = Textbook(params)
-                    textbook_ms = best_ms(lambda t=textbook, x=logits: t.sample(x), max(1, arguments.rounds // 3))
-                batched_ms = best_ms(batched_step(params, logits.clone()), arguments.rounds)
-                ratio = textbook_ms / batched_ms
-                print(f"{kind:8} {rows:5} {mix:10} {textbook_ms:12.1f} {batched_ms:11.2f} {ratio:7.1f}", flush=True)
+                own_ms = best_ms(batched_step(params, logits.clone()), options.rounds)
+                cells.append({"logits": kind, "rows": rows, "mix": mix, "textbook_ms": textbook_ms, "own_ms": own_ms})
+    print(f"Vocabulary {VOCAB_SIZE:,}, {options.threads} threads, best of {options.rounds} rounds:\n")
+    lines = [
+        (
+            *(cell[column] for column in ("logits", "rows", "mix")),
+            f"{cell['textbook_ms']:.1f}",
+            f"{cell['own_ms']:.2f}",
+            f"{cell['textbook_ms'] / cell['own_ms']:.0f}",
+        )
+        for cell in cells
+    ]
+    print(table(["logits", "rows", "mix", "textbook ms", "Tandem ms", "times"], lines))
+    write_json(options.output, cells)
 
 
 if __name__ == "__main__":

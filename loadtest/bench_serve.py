@@ -9,23 +9,20 @@ give; decoding is greedy. A peer is any server of OpenAI's API that has been sta
 """
 
 import argparse
-import json
 import math
-import os
-import platform
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from loadtest.bench_result import RESULTS, table, write_json
 from loadtest.process_memory import EngineMemory, measure_engine_memory
 from loadtest.serve_contenders import Contender, Round, Server, TransformersGenerate, parse_peer
-from loadtest.server_process import ROOT, tandem_serve
+from loadtest.server_process import tandem_serve
 from services.launcher.smollm2 import ensure_smollm2
 
 PROMPT_TOKENS = {"short": 44, "long": 544}
@@ -85,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="a server to measure beside")
     parser.add_argument("--no-transformers", action="store_true", help="leave transformers out")
     parser.add_argument("--serve-flags", nargs=argparse.REMAINDER, default=[], help="the rest goes to tandem serve")
-    parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_serve.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_serve.json")
     options = parser.parse_args(arguments)
 
     peers = [parse_peer(argument) for argument in options.peer]
@@ -105,17 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 count = max(concurrency, min(max(2 * concurrency, 4), options.requests))
                 cells += _measure(contenders, prompts, prompt, concurrency, options.rounds, count)
         memory = measure_engine_memory(process.engines[0]["pid"], folder, KV_CACHE_GIB)
-    print(f"{table(cells)}\n\n{memory_line(memory)}")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    machine = _machine()
-    result = {
-        "machine": machine,
-        "rounds": options.rounds,
-        "cells": [asdict(cell) for cell in cells],
-        "engine_memory": asdict(memory),
-    }
-    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(f"{json.dumps(machine)}\nAll numbers: {options.output}", file=sys.stderr, flush=True)
+    print(f"{as_table(cells)}\n\n{memory_line(memory)}")
+    result = {"rounds": options.rounds, "cells": [asdict(cell) for cell in cells], "engine_memory": asdict(memory)}
+    write_json(options.output, result)
     return 0
 
 
@@ -173,26 +162,29 @@ def percentile(values: list[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def table(cells: list[Cell]) -> str:
-    """The cells as a Markdown table. `times`: Tandem's rate over the line's."""
-    head = (
-        "| prompt | concurrency | server | tok/s | Tandem, times | TTFT ms, median / p99 "
-        "| inter-token ms, median / p99 |\n|---|---:|---|---:|---:|---:|---:|"
+def as_table(cells: list[Cell]) -> str:
+    """`times`: Tandem's rate over the line's."""
+    header = (
+        "prompt|concurrency|server|tok/s|Tandem, times|first token ms, median / p99|between tokens ms, median / p99"
     )
     own = {(cell.prompt, cell.concurrency): cell.tokens_per_second for cell in cells if cell.server == TANDEM}
 
-    def pair(median: float | None, p99: float | None, form: Callable[[float], str]) -> str:
-        return "–" if median is None or p99 is None else f"{form(median)} / {form(p99)}"
+    def pair(median: float | None, p99: float | None, digits: int) -> str:
+        return "–" if median is None or p99 is None else f"{median:.{digits}f} / {p99:.{digits}f}"
 
-    lines = [
-        f"| {cell.prompt} ({PROMPT_TOKENS[cell.prompt]}) | {cell.concurrency} "
-        f"| {'**Tandem**' if cell.server == TANDEM else cell.server} | {cell.tokens_per_second:.0f} "
-        f"| {own[cell.prompt, cell.concurrency] / cell.tokens_per_second:.1f} "
-        f"| {pair(cell.first_token_median_ms, cell.first_token_p99_ms, '{:.0f}'.format)} "
-        f"| {pair(cell.inter_token_median_ms, cell.inter_token_p99_ms, '{:.1f}'.format)} |"
+    rows = [
+        (
+            f"{cell.prompt} ({PROMPT_TOKENS[cell.prompt]})",
+            cell.concurrency,
+            f"**{cell.server}**" if cell.server == TANDEM else cell.server,
+            f"{cell.tokens_per_second:.0f}",
+            f"{own[cell.prompt, cell.concurrency] / cell.tokens_per_second:.2f}",
+            pair(cell.first_token_median_ms, cell.first_token_p99_ms, 0),
+            pair(cell.inter_token_median_ms, cell.inter_token_p99_ms, 1),
+        )
         for cell in cells
     ]
-    return "\n".join([head, *lines])
+    return table(header.split("|"), rows)
 
 
 def memory_line(memory: EngineMemory) -> str:
@@ -202,22 +194,6 @@ def memory_line(memory: EngineMemory) -> str:
         f"PyTorch: {memory.ratio:.2f} times its {memory.weights_mb:.0f} MB of weights and {memory.kv_cache_mb:.0f} MB "
         "of KV cache, whose blocks take room from their first use on."
     )
-
-
-def _machine() -> dict[str, Any]:
-    from importlib.metadata import version
-
-    processor = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = models[0] if models else processor
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers")},
-    }
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ adds a server that runs already, with an engine of that pace behind it: `--peer 
 
 import argparse
 import contextlib
-import json
 import os
 import socket
 import statistics
@@ -22,11 +21,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from loadtest.bench_result import RESULTS, table, write_json
 from loadtest.server_process import ROOT
 from loadtest.simulated_fleet import cpu_seconds, running_fleet
 from loadtest.stream_load import http_request, run_stream_load
 from services.launcher.smollm2 import ensure_smollm2
 
+TANDEM = "Tandem"
 TOKENS = 256
 STEP_MS = 5.8
 PACES: dict[str, dict[str, object]] = {
@@ -149,18 +150,19 @@ def request_cost(server: Server, chunk_us: float, rounds: int) -> float:
     return statistics.median(costs[1:])
 
 
-def table(cells: list[Cell]) -> str:
-    """The cells as a Markdown table."""
-    lines = [
-        "| pace | streams | server | CPU µs/chunk | CPU µs/token | chunks a read | client µs/chunk | tokens/s |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {cell.pace} | {cell.streams} | {cell.server} | {cell.chunk_us:.1f} | {cell.token_us:.1f} "
-        f"| {cell.chunks_per_read:.1f} | {cell.client_us:.1f} | {cell.tokens_per_second:.0f} |"
+def as_table(cells: list[Cell]) -> str:
+    header = "pace|streams|server|CPU µs/chunk|CPU µs/token|chunks a read|client µs/chunk|tokens/s"
+    rows = [
+        (
+            cell.pace,
+            cell.streams,
+            f"**{cell.server}**" if cell.server == TANDEM else cell.server,
+            *(f"{value:.1f}" for value in (cell.chunk_us, cell.token_us, cell.chunks_per_read, cell.client_us)),
+            f"{cell.tokens_per_second:.0f}",
+        )
         for cell in cells
     ]
-    return "\n".join(lines)
+    return table(header.split("|"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--pace", nargs="+", choices=list(PACES), default=list(PACES))
     parser.add_argument("--peer", nargs=4, action="append", default=[], metavar=("NAME", "PACE", "PORT", "PID"))
-    parser.add_argument("--output", type=Path, default=ROOT / "loadtest" / "results" / "bench_stream_cost.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_stream_cost.json")
     options = parser.parse_args(arguments)
 
     folder = ensure_smollm2()
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scratch = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
             fleet = running.enter_context(running_fleet(folder, scratch, 1, PACES[pace]))
             servers = [
-                Server("tandem", pace, fleet.port, fleet.frontend),
+                Server(TANDEM, pace, fleet.port, fleet.frontend),
                 running.enter_context(constant_server("constant, plain ASGI", "plain", pace)),
                 running.enter_context(constant_server("constant, FastAPI", "fastapi", pace)),
             ]
@@ -193,12 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     if "constant" not in server.name:
                         chunk = min(cell.chunk_us for cell in cells if (cell.server, cell.pace) == (server.name, pace))
                         per_request[server.name] = request_cost(server, chunk, options.rounds)
-    print(table(cells))
+    print(as_table(cells))
     for name, cost in per_request.items():
         print(f"\nA request to {name} costs {cost:.0f} µs besides its chunks.")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    result = {"cells": [asdict(cell) for cell in cells], "request_us": per_request}
-    options.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(options.output, {"cells": [asdict(cell) for cell in cells], "request_us": per_request})
     return 0
 
 

@@ -8,7 +8,6 @@ left out. The cost must not depend on the number of streams. CPU microseconds a 
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from loadtest.bench_result import RESULTS, table, write_json
 from services.frontend.engines.connection import EngineConnection
 from services.frontend.engines.connection_state import ConnectionOwner
 from services.frontend.engines.counts import DispatchCounts
@@ -185,17 +185,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--tokens", type=int, default=0, help="of each stream (default: 100,000 of all together)")
-    parser.add_argument("--output", type=Path, help="a file for the costs as JSON")
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_stream_path.json")
     options = parser.parse_args(arguments)
     tokenizer = Tokenizer.load(ensure_smollm2())
     result = {
         str(streams): uvloop.run(measure(tokenizer, streams, options.tokens or max(10, 100_000 // streams)))
         for streams in options.streams
     }
-    for streams, cost in result.items():
-        print(f"{streams:>5} streams: {cost:.2f} µs a token")
-    if options.output is not None:
-        options.output.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    print(table(["streams", "µs a token"], [(streams, f"{cost:.2f}") for streams, cost in result.items()]))
+    write_json(options.output, result)
     return 0
 
 

@@ -11,8 +11,11 @@ import asyncio
 import json
 import statistics
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from loadtest.bench_result import RESULTS, table, write_json
 from services.engine.core import EngineCore
 from services.engine.executor.torch_executor import TorchExecutor
 from services.engine.settings import EngineSettings
@@ -112,38 +115,49 @@ async def check_times() -> tuple[float, float]:
         await checker.close()
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench_structured.json")
+    options = parser.parse_args(arguments)
     values: dict[str, Any] = {"model": str(ensure_smollm2()), "device": "cpu", "enable_prefix_caching": False}
     settings = EngineSettings(**values)
     core = EngineCore(TorchExecutor(settings), settings)
-    decode_rate(core, arguments.rows, 5, structured())  # reads the vocabulary
+    decode_rate(core, options.rows, 5, structured())  # reads the vocabulary
 
     plain, constrained = [], []
-    for _ in range(arguments.rounds):
-        plain.append(decode_rate(core, arguments.rows, arguments.steps, None))
-        constrained.append(decode_rate(core, arguments.rows, arguments.steps, structured()))
+    for _ in range(options.rounds):
+        plain.append(decode_rate(core, options.rows, options.steps, None))
+        constrained.append(decode_rate(core, options.rows, options.steps, structured()))
     ratios = [one / other for one, other in zip(constrained, plain, strict=True)]
-    print(f"{arguments.rows} rows, {arguments.steps} steps, {arguments.rounds} rounds; tokens/s, medians")
-    print(f"  without a grammar  {statistics.median(plain):8.1f}")
-    print(f"  with the schema    {statistics.median(constrained):8.1f}   {100 * statistics.median(ratios):.1f}%")
+    ratio = statistics.median(ratios)
 
     none, first, again = [], [], []
     for number in range(9):
         none.append(first_token(core, None))
         first.append(first_token(core, structured(f"first_{number}")))
         again.append(first_token(core, structured(f"first_{number}")))
-    check_first, check_again = asyncio.run(check_times())
-    base = statistics.median(none)
-    print("time to first token, ms, medians; then what a frontend's check adds")
-    print(f"  without a grammar  {base:6.1f}")
-    for label, times, check in (("first use", first, check_first), ("from the cache", again, check_again)):
-        print(f"  {label:18} {statistics.median(times):6.1f}   +{statistics.median(times) - base:.1f}   +{check:.1f}")
     core.close()
+    check_first, check_again = asyncio.run(check_times())
+    print(
+        f"{options.rows} rows, {options.steps} steps, medians of {options.rounds} rounds; and of 9 first tokens, with "
+        "what a frontend's check of the schema adds:\n"
+    )
+    rows = [
+        ("none", f"{statistics.median(plain):.0f}", "–", f"{statistics.median(none):.1f}", "–"),
+        (
+            "schema, first use",
+            f"{statistics.median(constrained):.0f}",
+            f"{ratio:.1%}",
+            f"{statistics.median(first):.1f}",
+            f"{check_first:.1f}",
+        ),
+        ("schema, again", "–", "–", f"{statistics.median(again):.1f}", f"{check_again:.1f}"),
+    ]
+    print(table(["grammar", "tok/s", "of the rate without", "first token ms", "check ms"], rows))
+    write_json(options.output, {"ratio": ratio, "ratios": ratios, "plain": plain, "constrained": constrained})
 
 
 if __name__ == "__main__":

@@ -92,12 +92,12 @@ class TransformersGenerate:
         )
         self.threads: int = self._read()["threads"]
 
-    def run(self, texts: list[str], concurrency: int) -> Round:
+    def run(self, texts: list[str], concurrency: int, max_tokens: int = OUTPUT_TOKENS) -> Round:
         prompts = [self._tokenize(text) for text in texts[:concurrency]]
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": OUTPUT_TOKENS}) + "\n")
+        self._process.stdin.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
         self._process.stdin.flush()
-        return Round(len(prompts) * OUTPUT_TOKENS / self._read()["seconds"])
+        return Round(len(prompts) * max_tokens / self._read()["seconds"])
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

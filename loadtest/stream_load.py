@@ -1,16 +1,14 @@
 """Runs stream_load.c, which is compiled at its first use: the client of the frontend's benchmarks."""
 
-import functools
-import hashlib
 import json
-import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from loadtest.compiled import compiled
 
 _SOURCE = Path(__file__).with_name("stream_load.c")
 
@@ -39,24 +37,9 @@ class StreamLoad:
     stream_least_tokens: float
 
 
-class NoCompiler(RuntimeError):
-    """There is no C compiler on this machine."""
-
-
-@functools.cache
 def stream_load() -> Path:
     """The compiled program. Raises NoCompiler."""
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
-    if compiler is None:
-        raise NoCompiler("the benchmarks' client is compiled at its first use, and there is no cc: install gcc")
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    program = Path(tempfile.gettempdir()) / f"tandem-stream-load-{os.getuid()}" / digest
-    if not program.exists():
-        program.parent.mkdir(mode=0o700, exist_ok=True)
-        temporary = program.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, "-O2", "-o", str(temporary), str(_SOURCE)], check=True)
-        temporary.replace(program)
-    return program
+    return compiled(_SOURCE, "-O2")
 
 
 def http_request(path: str, body: dict[str, Any]) -> bytes:
