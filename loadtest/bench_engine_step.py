@@ -136,7 +136,8 @@ def decoding(executor: TorchExecutor, settings: EngineSettings, plan: Plan) -> I
     for request_id in range(plan.rows):
         prompt = [(request_id * 31 + 7 * position) % 40_000 + 100 for position in range(plan.context)]
         sampling = MIXES[plan.mix](request_id)
-        sampling.max_tokens, sampling.ignore_eos = plan.steps + 8, True
+        # The first decode while the prompts of the last are computed, and must not end before those begin.
+        sampling.max_tokens, sampling.ignore_eos = 4096, True
         core.add(PEER, Add(request_id, pack_token_ids(prompt), sampling))
     while core.load().waiting_tokens or len(core.scheduler.running) < plan.rows:
         core.step()

@@ -134,7 +134,7 @@ PARTS: dict[str, Part] = {
     ),
     "start": Part(["--rounds", "3"], ["--rounds", "1"], start_ratios, floor=0.05),
     "engine_step": Part(
-        ["--mix", "greedy", "mixed", "asking", "--steps", "40"],
+        ["--mix", "mixed", "asking", "--steps", "40"],
         ["--rows", "1", "8", "--context", "64", "--steps", "10"],
         engine_step_ratios,
         floor=0.1,
