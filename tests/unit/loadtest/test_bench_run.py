@@ -43,7 +43,7 @@ def test_aims_are_of_peers_that_stream() -> None:
     aims = {aim.what: aim for aim in serve_aims(serve_result())}
     assert [(aim.measured, aim.reached) for aim in aims.values()] == [(2.0, True), (0.5, True), (1.25, True)]
     assert not any("transformers" in what for what in aims)
-    missed = as_table([Aim("rate", 1.2, 1.5, "times", at_least=True), Aim("start", 4.25, 10, "s")])
+    missed = as_table([Aim("rate", 1.2, 1.5, " times", at_least=True), Aim("start", 4.25, 10, " s")])
     assert [line.split("|")[-2].strip() for line in missed.splitlines()[2:]] == ["**missed**", "reached"]
 
 
@@ -134,7 +134,7 @@ def test_a_part_that_fails_takes_nothing_from_the_others(
     }
     text = bench.DOCUMENT.read_text()
     assert text.count("| the table |") == 2
-    assert "| from `tandem serve` to the first token | at most 10 s | 5 s | reached |" in text
+    assert "| from `tandem serve` to the first token | at most 10 s | 5.00 s | reached |" in text
     # What a later run of one part measures is added.
     measured["start"]["first"] = 12.0
     assert bench.main(["--only", "start"]) == 0
