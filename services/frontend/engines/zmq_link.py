@@ -6,6 +6,8 @@ each message straight to its listener. `connection` is that listener.
 
 import asyncio
 import logging
+import math
+import time
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 # A busy engine must not keep the loop from the others, nor from HTTP: a pass ends after so many messages, each of
 # which may bring one chunk to every stream, or so many seconds.
 MESSAGES_PER_PASS = 16
-PASS_SECONDS = 0.002
+PASS_SECONDS = 0.004
 SEND_QUEUE_MESSAGES = 4096
 RECEIVE_QUEUE_MESSAGES = 4096
 RECONNECT_MS = 50
@@ -173,10 +175,11 @@ class ZmqLink:
         self._pass_is_due = False
         self._read()
 
-    def _read(self) -> None:
+    def _read(self, seconds: float = PASS_SECONDS) -> None:
         socket = self._socket
         if socket is None:
             return
+        ends = time.perf_counter() + seconds
         for _ in range(MESSAGES_PER_PASS):
             try:
                 data = socket.recv(zmq.NOBLOCK)
@@ -188,6 +191,8 @@ class ZmqLink:
             self._listener.link_received(data)
             if self._socket is not socket:
                 return
+            if time.perf_counter() >= ends:
+                break
         self._read_soon()
 
     def _read_monitor(self) -> None:
@@ -211,7 +216,7 @@ class ZmqLink:
                 self._listener.link_up()
             elif event == zmq.Event.DISCONNECTED:
                 # What the engine still said is worth having.
-                self._read()
+                self._read(math.inf)
                 self._listener.link_down("the connection was closed")
             else:
                 logger.error("the watch on the connection to engine %s ended; connecting anew", self._address)

@@ -7,6 +7,7 @@ import asyncio
 import re
 import weakref
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -21,6 +22,10 @@ HEAD_SECONDS = 75.0
 # Requests sent ahead of the answers on one connection, and the bytes of their bodies.
 MAX_PIPELINED = 8
 MAX_PIPELINED_BODY_BYTES = 65_536
+# What is still read, and thrown away, of a request that was answered before its end: a connection that is closed
+# over bytes which nobody has read is reset, and most clients then see the reset and not the answer.
+LINGER_BYTES = 32 * 1024 * 1024
+LINGER_SECONDS = 5.0
 
 # Where an application finds its answer's ResponseBody in the ASGI scope.
 RESPONSE_BODY = "tandem.response_body"
@@ -35,7 +40,7 @@ class AnswerTransport:
     __slots__ = ("_begun", "_head", "_loop", "_transport")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
+        self._transport = transport  # of a Protocol, which is asked of it: nothing here may refer to it
         self._loop = loop
         self._head = b""
         self._begun = False
@@ -53,7 +58,8 @@ class AnswerTransport:
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        if not self._transport.is_closing():
+            self._transport.get_protocol().close_after_answer()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
@@ -102,6 +108,7 @@ class Protocol(HttpToolsProtocol):
         self._heads = 0
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._lingering_bytes: int | None = None  # read since the last answer, after which nothing is answered
         self._running: Any = None  # the request that is being answered
         self._body: ResponseBody | None = None  # of its answer
 
@@ -112,13 +119,15 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         # uvicorn tells the last request only. One that is answered while others wait behind it would go on for nobody.
-        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        self._give_up_requests()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering_bytes is not None:
+            self._lingering_bytes += len(data)
+            if self._lingering_bytes > LINGER_BYTES:
+                self.transport.close()
+            return
         in_head, heads = self._in_head, self._heads
         if in_head:
             self._expect_head()
@@ -154,7 +163,9 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
-        cycle.transport = AnswerTransport(cycle.transport, self.loop)
+        # No body follows the head of an answer to HEAD.
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = AnswerTransport(cycle.transport, self.loop)
         self._body = cycle.scope[RESPONSE_BODY] = ResponseBody(cycle)
         super()._start_asgi_task(cycle, app)
 
@@ -177,14 +188,45 @@ class Protocol(HttpToolsProtocol):
         if self._in_head and (self._running is None or self._running.response_complete):
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's, for what its parser does not take."""
+        self._refuse(ApiError(400, "the request is not valid HTTP/1.1"))
+
     def _refuse(self, error: ApiError) -> None:
-        if not self.transport.is_closing() and (self._running is None or self._running.response_complete):
+        """End the connection: with this answer, unless another has begun."""
+        running = self._running
+        if running is not None and running.response_started and not running.response_complete:
+            self.transport.close()
+        elif not self.transport.is_closing():
             body = json_bytes(error.body())
             self.transport.write(
-                b"HTTP/1.1 %d Request Header Fields Too Large\r\nconnection: close\r\n"
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (error.status, len(body), body)
+                b"HTTP/1.1 %d %b\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (error.status, HTTPStatus(error.status).phrase.encode(), len(body), body)
             )
-        self.transport.close()
+            self._give_up_requests()
+            self._linger()
+
+    def close_after_answer(self) -> None:
+        """Close, or first let the client finish a request that was answered before its end."""
+        if self._running.more_body:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and close when the client has seen it, or takes too long."""
+        if not self.transport.is_closing():
+            self._lingering_bytes = 0
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _give_up_requests(self) -> None:
+        """Nobody hears their answers any more."""
+        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -39,8 +39,11 @@ class StreamPump:
         self._pass_is_due = bool(self._ready)
         if self._pass_is_due:
             asyncio.get_running_loop().call_soon(self._run_pass)
-        for writer in ready[:_STREAMS_PER_PASS]:
-            writer.write_unread()
+        # Not in turns: making chunks and sending them would drive each other's code and data out of the caches.
+        pieces = [(writer, writer.take_unread()) for writer in ready[:_STREAMS_PER_PASS]]
+        for writer, frames in pieces:
+            if frames:
+                writer.write(frames)
 
 
 class StreamWriter:
@@ -81,25 +84,33 @@ class StreamWriter:
             if self._timer is not None:
                 self._timer.cancel()
 
-    def write_unread(self) -> None:
-        """Write what the choices have made, or leave it to be merged while the client reads slowly."""
+    def take_unread(self) -> bytes:
+        """What the choices have made; nothing while the client reads slowly, so that it is merged."""
         if self._end.done():
-            return
+            return b""
         if not self._body.is_writable:
             self._waits_for_client = True
-            return
+            return b""
         self._waits_for_client = False
         try:
             frames = self._frames(self._choices.take(self._have_unread))
-            if self._choices.done:
-                self._end.set_result(frames)
-                return
-            if frames:
-                self._body.write(frames)
-                self._written_at = self._loop.time()
         except Exception as error:
             # This stream's trouble is not the others'.
             self._end.set_exception(error)
+            return b""
+        if self._choices.done:
+            self._end.set_result(frames)
+            return b""
+        return frames
+
+    def write(self, frames: bytes) -> None:
+        """Send what was taken."""
+        try:
+            self._body.write(frames)
+            self._written_at = self._loop.time()
+        except Exception as error:
+            if not self._end.done():
+                self._end.set_exception(error)
 
     def _have_unread(self) -> None:
         self._pump.add(self)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import uvloop
 import zmq
 
-from services.frontend.engines.zmq_link import MESSAGES_PER_PASS, ZmqLink, ZmqTransport
+from services.frontend.engines.zmq_link import MESSAGES_PER_PASS, PASS_SECONDS, ZmqLink, ZmqTransport
 
 IDENTITY = b"tfrontend"
 
@@ -154,6 +155,35 @@ def test_one_busy_link_leaves_the_loop_to_others(run: Run) -> None:
             await asyncio.wait_for(other_work(), 10)
             most_in_a_turn = max(at_message.count(turn) for turn in set(at_message))
             assert most_in_a_turn <= 2 * MESSAGES_PER_PASS
+
+    run(main)
+
+
+def test_messages_that_take_long_leave_the_loop_to_others_after_each(run: Run) -> None:
+    async def main() -> None:
+        async with linked() as (router, link, listener):
+            link.send(b"here")
+            await until(lambda: bool(router.receive_all()))
+            turns = 0
+            at_message: list[int] = []
+
+            def take_long(data: bytes) -> None:
+                at_message.append(turns)
+                time.sleep(PASS_SECONDS)
+
+            listener.on_message = take_long
+            for _ in range(MESSAGES_PER_PASS):
+                router.send(b"x")
+
+            async def other_work() -> None:
+                nonlocal turns
+                while len(at_message) < MESSAGES_PER_PASS:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            await asyncio.wait_for(other_work(), 60)
+            # A turn may have a pass of the descriptor's, and one of those that go on.
+            assert max(at_message.count(turn) for turn in set(at_message)) <= 2
 
     run(main)
 

@@ -3,10 +3,13 @@
 import asyncio
 import json
 import socket
+from typing import Any
 
 import pytest
+import uvicorn
 from echo_app import EchoPool, LiveServer
 from test_live_streams import CHAT, answers, post, until
+from uvicorn.server import ServerState
 
 from services.frontend.http import protocol
 from services.frontend.http.middleware import body_limit
@@ -206,6 +209,12 @@ class Written:
     def is_closing(self) -> bool:
         return self.closed
 
+    def get_protocol(self) -> "Written":
+        return self
+
+    def close_after_answer(self) -> None:
+        self.close()
+
 
 def test_an_answers_head_leaves_with_the_beginning_of_its_body() -> None:
     async def main() -> None:
@@ -243,5 +252,108 @@ def test_an_answers_head_leaves_before_its_connection_closes() -> None:
         assert (written.writes, written.closed) == ([b"head"], True)
         await asyncio.sleep(0)
         assert written.writes == [b"head"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("answer_begins", [False, True])
+def test_what_is_no_http_behind_a_request(live: LiveServer, pool: EchoPool, answer_begins: bool):
+    """It ends the connection, and is never written into an answer that has begun."""
+    pool.hold_after = 2 if answer_begins else 0
+    connection = post(live, "/v1/chat/completions", {**CHAT, "stream": True})
+    until(lambda: bool(pool.running))
+    received = b""
+    while answer_begins and received.count(b"data: ") < 2:
+        received += connection.recv(65536)
+    connection.sendall(b"garbage\r\n\r\n")
+    received += read_to_end(connection)
+    until(lambda: not pool.running)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert received.count(b"HTTP/1.1 ") == 1
+    if answer_begins:
+        assert head.startswith(b"HTTP/1.1 200 ")
+    else:
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert "HTTP" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"]
+)
+def test_what_is_no_http(live: LiveServer, data: bytes):
+    connection = connect(live)
+    connection.sendall(request("/tokenize", {"prompt": "x"}))
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+    connection.sendall(data)
+    head, _, body = read_to_end(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_all_of_a_body_too_large_hears_why_it_was_refused(live: LiveServer, chunked: bool):
+    """As most clients do, it reads nothing before it has sent everything."""
+    piece = b" " * 0x100000
+    num_pieces = 12
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+    head += b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (num_pieces * len(piece))
+    connection = connect(live)
+    connection.sendall(head + b"\r\n\r\n")
+    for _ in range(num_pieces):
+        connection.sendall(b"100000\r\n" + piece + b"\r\n" if chunked else piece)
+    assert read_to_end(connection).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_sends_on_for_ever_after_a_refusal_is_cut_off(live: LiveServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "LINGER_BYTES", 200_000)
+    connection = connect(live)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 9000000000\r\n\r\n")
+    flood(connection, b" " * 10_000)
+
+
+def test_a_client_that_stays_after_a_refusal_is_cut_off(live: LiveServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.05)
+    connection = connect(live)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 9000000000\r\n\r\n")
+    assert read_to_end(connection).startswith(b"HTTP/1.1 413 ")
+    flood(connection, b" " * 1000)
+
+
+class Connected(Written):
+    """A transport that a Protocol serves."""
+
+    protocol: protocol.Protocol
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def resume_reading(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_answer_has_left_when_its_connection_is_closed_in_the_same_turn(method: str) -> None:
+    async def main() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"content-length", b"4")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"body"})
+            connection.shutdown()  # as the server does when it stops
+
+        config = uvicorn.Config(app, log_config=None, access_log=False)
+        written, state = Connected(), ServerState()
+        connection = protocol.Protocol(config, state, {})
+        written.protocol = connection
+        connection.connection_made(written)  # type: ignore[arg-type]
+        connection.data_received(f"{method} / HTTP/1.1\r\nHost: t\r\n\r\n".encode())
+        await asyncio.gather(*state.tasks)
+        assert written.closed
+        answer = b"".join(written.writes)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.endswith(b"\r\n\r\n" if method == "HEAD" else b"\r\n\r\nbody")
 
     asyncio.run(main())
