@@ -199,13 +199,10 @@ class TorchExecutor:
         states = model.forward(batch, row_indices, self._attention)
 
         if sampling:
-            logits = model.logits(states[: len(rows)])
-            bitmask = None
-            if masks is not None:
-                # The masks were filled while the model ran.
-                bitmask = torch.from_numpy(masks.bitmask([i for i, _ in sampling])).to(self._device, non_blocking=True)
+            requests = [request for _, request in sampling]
+            logits, bitmask = self._logits(states[: len(rows)], [i for i, _ in sampling], requests, masks)
             self._clock.sampling_begins()
-            tokens = self._sampler.sample(logits, [request for _, request in sampling], bitmask)
+            tokens = self._sampler.sample(logits, requests, bitmask)
             self._clock.sampling_ends()
             for (i, _), token in zip(sampling, tokens, strict=True):
                 results[i] = token
@@ -217,6 +214,25 @@ class TorchExecutor:
             except ValueError as error:  # NaN in this request's logits
                 results[i] = SampledToken(error=str(error))
             at += count
+
+    def _logits(
+        self, states: Tensor, places: Sequence[int], requests: Sequence[Request], masks: TokenMasks | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The logits of the step's requests at these places, and the mask that is still to be applied to them."""
+        loaded = self.loaded
+        if masks is None or loaded.allowed_logits is None:
+            logits = loaded.model.logits(states)
+            # The masks were filled while the model ran.
+            bitmask = None if masks is None else torch.from_numpy(masks.bitmask(places))
+            return logits, None if bitmask is None else bitmask.to(self._device, non_blocking=True)
+        bitmask = torch.from_numpy(masks.bitmask(places))
+        # Logprobs are of all tokens, whatever may be drawn.
+        whole = [row for row, request in enumerate(requests) if request.sampling.logprobs is not None]
+        if not whole:
+            return loaded.allowed_logits(states, bitmask), None
+        wanted = bitmask.clone()
+        wanted[whole] = -1
+        return loaded.allowed_logits(states, wanted), bitmask
 
     def _score(self, states: Tensor, next_ids: list[int], request: Request) -> list[TokenLogprobs]:
         logprobs: list[TokenLogprobs] = []

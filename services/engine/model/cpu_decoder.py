@@ -53,6 +53,13 @@ class CpuDecoder:
         self._product: Callable[..., None] = kernels.long.linear_float
         self._product.argtypes = [ctypes.POINTER(LinearArguments), *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2]
         self._product.restype = None
+        self._allowed_product: Callable[..., None] = kernels.long.allowed_linear_float
+        self._allowed_product.argtypes = [
+            ctypes.POINTER(LinearArguments),
+            *[ctypes.c_void_p] * 3,
+            *[ctypes.c_int64] * 3,
+        ]
+        self._allowed_product.restype = None
         self._can_interleave: Callable[[int, int], int] = kernels.long.can_interleave
         kernels.long.can_interleave.argtypes = [ctypes.c_int64, ctypes.c_int64]
         self._cos, self._sin = rope_tables(hf_config, config.head_dim, max_model_len, torch.device("cpu"))
@@ -111,6 +118,15 @@ class CpuDecoder:
         states = states.contiguous()
         out = torch.empty(len(states), self.vocab_size)
         self._product(self._head, states.data_ptr(), out.data_ptr(), len(states), self._threads)
+        return out
+
+    def allowed_logits(self, states: Tensor, bitmask: Tensor) -> Tensor:
+        """`logits`, to the bit, of what a token mask (see sampling/token_mask.py) allows; minus infinity elsewhere. What
+        is banned is not computed."""
+        states, bitmask = states.contiguous(), bitmask.contiguous()
+        out = torch.empty(len(states), self.vocab_size)
+        pointers = states.data_ptr(), bitmask.data_ptr(), out.data_ptr()
+        self._allowed_product(self._head, *pointers, *bitmask.shape, self._threads)
         return out
 
     def _pack_layer(self, weights: LayerWeights, window: int | None) -> LayerArguments:

@@ -51,13 +51,16 @@ class Model(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """`make_attention` gives the fastest attention over a pool that handles this model. `brings_threads`: the model
-    runs on as many threads of its own as PyTorch had when it was loaded, and PyTorch needs but one."""
+    runs on as many threads of its own as PyTorch had when it was loaded, and PyTorch needs but one. `allowed_logits`
+    takes states and their token mask (sampling/token_mask.py has its layout) where the model can leave out what it bans,
+    which is minus infinity then; the rest are those of `logits`."""
 
     model: Model
     dtype: torch.dtype
     device: torch.device
     make_attention: Callable[[KVPool], Attention]
     brings_threads: bool
+    allowed_logits: Callable[[Tensor, Tensor], Tensor] | None
 
 
 def load_model(
@@ -120,7 +123,9 @@ def load_model(
     def make_attention(pool: KVPool) -> Attention:
         return _choose_attention(pool, model.kv_layers, query_heads, kernels, torch_dtype, torch_device)
 
-    return LoadedModel(model, torch_dtype, torch_device, make_attention, isinstance(model, CpuDecoder))
+    if isinstance(model, CpuDecoder):
+        return LoadedModel(model, torch_dtype, torch_device, make_attention, True, model.allowed_logits)
+    return LoadedModel(model, torch_dtype, torch_device, make_attention, False, None)
 
 
 def _check_quantizable(

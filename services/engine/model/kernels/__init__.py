@@ -32,6 +32,7 @@ _EXACT = ("-ffp-contract=off",)
 _SOURCES: dict[str, tuple[str, ...]] = {
     "decoder_ops.c": (),
     "decoder_step.c": (),
+    "logits.c": (),
     "pack_linear.c": (),
     "paged_attention.c": (),
     "sample_tokens.c": _EXACT,

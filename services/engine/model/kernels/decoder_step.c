@@ -78,16 +78,6 @@ INLINE void silu_and_multiply_panel(void *to, const Linear *linear, int64_t row,
     store_some(to, row * inner + column, silu * round_to(up, 1), count, 1);
 }
 
-INLINE void store_float(void *to, const Linear *linear, int64_t row, int64_t panel, const float *sums) {
-    for (int v = 0; v < 2; v++) {
-        int64_t column = panel * PANEL + v * LANES, count = linear->outputs - column;
-        if (count <= 0) break;
-        vfloat x = load(sums, v * LANES, 0);
-        if (linear->bias) x += load_some(linear->bias, column, count, 1);
-        store_some(to, row * linear->outputs + column, x, count, 0);
-    }
-}
-
 // From the last layer's attention on, only the selected rows count.
 INLINE int is_narrow(const Step *step, int64_t layer, int64_t phase) {
     return layer == step->num_layers - 1 && phase >= SELECT;
@@ -193,31 +183,5 @@ static void run(void *work, int64_t phase, int64_t item) { run_item_of(work, pha
 
 void decoder_step(Step *step, int64_t threads) {
     Program program = {step, (step->num_layers + 1) * PHASES, items, run};
-    run_program(&program, threads);
-}
-
-typedef struct {
-    const Linear *linear;
-    const uint16_t *x;
-    float *out;
-    int64_t rows;
-} Product;
-
-static int64_t product_items(void *work, int64_t phase) {
-    (void)phase;
-    Product *product = work;
-    return linear_items(product->linear, product->rows);
-}
-
-static void run_product(void *work, int64_t phase, int64_t item) {
-    (void)phase;
-    Product *product = work;
-    linear_item(product->linear, product->x, product->rows, item, store_float, product->out);
-}
-
-// x [rows, inputs] -> out [rows, outputs] in float32, not rounded.
-void linear_float(const Linear *linear, const uint16_t *x, float *out, int64_t rows, int64_t threads) {
-    Product product = {linear, x, out, rows};
-    Program program = {&product, 1, product_items, run_product};
     run_program(&program, threads);
 }

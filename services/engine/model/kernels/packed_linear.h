@@ -127,31 +127,36 @@ INLINE int64_t linear_items(const Linear *linear, int64_t rows) {
     return rows == 0 ? 0 : (linear->panels + panels - 1) / panels * row_parts(rows);
 }
 
+// One of `tiles` tiles of rows times `width` panels from `panel` on -> sums [rows, width * PANEL]. The tiles of a panel
+// follow each other in one thread.
+INLINE void multiply_panels(const Linear *linear, const uint16_t *x, int64_t rows, int64_t panel, int64_t width,
+                            float *sums, int64_t tile, int64_t tiles) {
+    int64_t inputs = linear->inputs;
+    int format = (int)linear->format;
+    int64_t size = panel_bytes(inputs, format), step = pair_bytes(format);
+    const char *weights = linear->weights + panel * size, *ahead = weights + PREFETCH_BYTES;
+    if (tiles > 1) {
+        // One tile alone would wait for memory, and the others find its panel in the cache: each of them fetches its
+        // share of the panel that this thread is likely to take next.
+        ahead = weights + running_threads() * size + size * tile / tiles;
+        step = (step + tiles - 1) / tiles;
+    }
+    if (format == BF16) multiply_BF16(x, inputs, weights, sums, rows, width, ahead, step);
+    if (format == INT8) multiply_INT8(x, inputs, weights, sums, rows, width, ahead, step);
+    if (format == INT4) multiply_INT4(x, inputs, weights, sums, rows, width, ahead, step);
+}
+
 // One item of x [rows, inputs] times the matrix. `finish` is a constant wherever this is inlined.
 INLINE void linear_item(const Linear *linear, const uint16_t *x, int64_t rows, int64_t item, Finish finish, void *to) {
     _Alignas(64) float sums[TILE_ROWS * 2 * PANEL];
-    int64_t inputs = linear->inputs, width = panels_of_item(rows);
-    int64_t parts = row_parts(rows), part = item % parts, panel = item / parts * width;
-    int format = (int)linear->format;
-    const char *weights = linear->weights + panel * panel_bytes(inputs, format);
+    int64_t width = panels_of_item(rows), parts = row_parts(rows), part = item % parts, panel = item / parts * width;
     if (width == 2 && panel + 1 == linear->panels) width = 1;
     int64_t row = rows * part / parts, end = rows * (part + 1) / parts;
     int64_t tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t tile = 0; tile < tiles; tile++) {
         int64_t count = (end - row + tiles - tile - 1) / (tiles - tile);
-        const uint16_t *at = x + row * inputs;
-        const char *ahead = weights + PREFETCH_BYTES;
-        int64_t step = pair_bytes(format);
-        if (parts == 1 && tiles > 1) {
-            // One tile alone would wait for memory, and the others find its panel in the cache: each of them fetches its
-            // share of the panel that this thread is likely to take next.
-            int64_t size = panel_bytes(inputs, format);
-            ahead = weights + running_threads() * size + size * tile / tiles;
-            step = (step + tiles - 1) / tiles;
-        }
-        if (format == BF16) multiply_BF16(at, inputs, weights, sums, count, width, ahead, step);
-        if (format == INT8) multiply_INT8(at, inputs, weights, sums, count, width, ahead, step);
-        if (format == INT4) multiply_INT4(at, inputs, weights, sums, count, width, ahead, step);
+        // With several parts, the next item is another one's of this panel.
+        multiply_panels(linear, x + row * linear->inputs, count, panel, width, sums, tile, parts == 1 ? tiles : 1);
         for (int64_t r = 0; r < count; r++)
             for (int64_t p = 0; p < width; p++)
                 finish(to, linear, row + r, panel + p, sums + (r * width + p) * PANEL);

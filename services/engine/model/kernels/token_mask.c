@@ -1,12 +1,9 @@
 // Bans the tokens that a grammar's packed mask has no bit for: services/engine/sampling/token_mask.py has the layout,
 // the same in PyTorch, and the call.
 
-#include <math.h>
+#include "token_mask.h"
 
 #include "team.h"
-#include "vectors.h"
-
-enum { BITS = 32 };
 
 typedef struct {
     float *logits;         // [rows, vocab]
@@ -14,37 +11,26 @@ typedef struct {
     int64_t rows, vocab, words;
 } Masking;
 
-INLINE vuint lanes(void) {
-    vuint lane;
-    for (uint32_t i = 0; i < LANES; i++) lane[i] = i;
-    return lane;
-}
-
 static int64_t items(void *work, int64_t phase) {
     (void)phase;
     return ((Masking *)work)->rows;
 }
 
-// Minus infinity is added: NaN stays NaN.
 static void run(void *work, int64_t phase, int64_t row) {
     (void)phase;
     const Masking *m = work;
     const uint32_t *mask = m->mask + row * m->words;
-    const vuint lane = lanes();
-    for (int64_t first = 0; first < m->vocab; first += BITS) {
-        uint32_t allowed = mask[first / BITS];
+    for (int64_t first = 0; first < m->vocab; first += MASK_BITS) {
+        uint32_t allowed = mask[first / MASK_BITS];
         if (allowed == UINT32_MAX) continue;
         float *logits = m->logits + row * m->vocab + first;
-        if (m->vocab - first < BITS) {
+        if (m->vocab - first < MASK_BITS) {
             for (int64_t i = 0; i < m->vocab - first; i++)
                 if (!(allowed >> i & 1)) logits[i] += -INFINITY;
             continue;
         }
-        for (int i = 0; i < BITS; i += LANES) {
-            vuint bit = ((vuint){} + (allowed >> i)) >> lane & 1;
-            vfloat addition = choose((vint)(bit == 0), splat(-INFINITY), (vfloat){});
-            store(logits, i, load(logits, i, 0) + addition, 0);
-        }
+        for (int i = 0; i < MASK_BITS; i += LANES)
+            store(logits, i, load(logits, i, 0) + mask_addition(allowed >> i), 0);
     }
 }
 

@@ -25,6 +25,13 @@ class PackedMatrix:
         self._run = kernels.long.linear_float
         self._run.argtypes = [ctypes.POINTER(LinearArguments), *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2]
         self._run.restype = None
+        self._run_allowed = kernels.long.allowed_linear_float
+        self._run_allowed.argtypes = [
+            ctypes.POINTER(LinearArguments),
+            *[ctypes.c_void_p] * 3,
+            *[ctypes.c_int64] * 3,
+        ]
+        self._run_allowed.restype = None
 
     @property
     def num_bytes(self) -> int:
@@ -34,6 +41,13 @@ class PackedMatrix:
         """x [rows, inputs], bf16 -> [rows, outputs], float32"""
         out = torch.full((len(x), self._linear.outputs), torch.nan)
         self._run(self._linear, x.data_ptr(), out.data_ptr(), len(x), threads)
+        return out
+
+    def times_where(self, x: Tensor, bitmask: Tensor, threads: int = 1) -> Tensor:
+        """`times` of what the mask allows, int32 [rows, ceil(outputs / 32)]; minus infinity elsewhere."""
+        out = torch.full((len(x), self._linear.outputs), torch.nan)
+        pointers = x.data_ptr(), bitmask.data_ptr(), out.data_ptr()
+        self._run_allowed(self._linear, *pointers, *bitmask.shape, threads)
         return out
 
     def weights(self) -> Tensor:

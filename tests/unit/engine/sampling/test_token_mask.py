@@ -13,6 +13,7 @@ from services.engine.model.kernels import load_kernels
 from services.engine.sampling.sampler import Sampler
 from services.engine.sampling.token_mask import TokenMask
 from shared.sampling_params import SamplingParams
+from tests.token_bitmask import pack
 
 Apply = Callable[[Tensor, Tensor], None]
 
@@ -23,15 +24,6 @@ def apply(request: pytest.FixtureRequest) -> Apply:
     if kernels is None and request.param != "PyTorch":
         pytest.skip("there is no C compiler")
     return TokenMask(torch.device("cpu"), kernels, 2 if "two" in request.param else 1).apply
-
-
-def pack(allowed: np.ndarray) -> Tensor:
-    """bool [rows, vocab] -> the mask, whose bits beyond the vocabulary are set in every other row."""
-    rows, vocab = allowed.shape
-    padded = np.zeros((rows, -(-vocab // 32) * 32), dtype=bool)
-    padded[::2] = True
-    padded[:, :vocab] = allowed
-    return torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 60, 64, 1000, 49_152, 50_257])
