@@ -121,8 +121,8 @@ class CpuDecoder:
         return out
 
     def allowed_logits(self, states: Tensor, bitmask: Tensor) -> Tensor:
-        """`logits`, to the bit, of what a token mask (see sampling/token_mask.py) allows; minus infinity elsewhere. What
-        is banned is not computed."""
+        """`logits`, to the bit, of what a token mask (see sampling/token_mask.py) allows. What it bans is not computed,
+        and minus infinity."""
         states, bitmask = states.contiguous(), bitmask.contiguous()
         out = torch.empty(len(states), self.vocab_size)
         pointers = states.data_ptr(), bitmask.data_ptr(), out.data_ptr()

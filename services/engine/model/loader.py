@@ -52,8 +52,8 @@ class Model(Protocol):
 class LoadedModel:
     """`make_attention` gives the fastest attention over a pool that handles this model. `brings_threads`: the model
     runs on as many threads of its own as PyTorch had when it was loaded, and PyTorch needs but one. `allowed_logits`
-    takes states and their token mask (sampling/token_mask.py has its layout) where the model can leave out what it bans,
-    which is minus infinity then; the rest are those of `logits`."""
+    takes states and their token mask (sampling/token_mask.py has its layout), where the model can leave out what it
+    bans: that is minus infinity then, the rest as `logits` has it."""
 
     model: Model
     dtype: torch.dtype
