@@ -74,13 +74,12 @@ def run_part(name: str, flags: Sequence[str]) -> tuple[Any, str]:
 
 
 def last_committed() -> dict[str, Any]:
-    """The record of the last commit; what lies on the disk where this is no clone, and nothing where there is none."""
+    """The record of the last commit; what lies on the disk where this is no clone or has none."""
     show = ["git", "show", f"HEAD:{RECORD.relative_to(ROOT)}"]
     try:
-        shown = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return json.loads(subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     except (OSError, subprocess.CalledProcessError):
-        shown = RECORD.read_text(encoding="utf-8") if RECORD.exists() else "{}"
-    return json.loads(shown)
+        return on_record()
 
 
 def machine() -> dict[str, Any]:
@@ -97,30 +96,37 @@ def machine() -> dict[str, Any]:
     }
 
 
-def record(facts: dict[str, Any], ratios: Ratios, aims: Sequence[Aim]) -> dict[str, Any]:
-    """Add to the file what was measured now; `facts` are of a run of all parts. Returns all that it has by now."""
-    known: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    by_name = {aim["what"]: aim for aim in known.get("aims", [])} | {aim.what: asdict(aim) for aim in aims}
-    rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
-    merged = {
-        "machine": facts or known.get("machine", {}),
-        "ratios": known.get("ratios", {}) | rounded,
-        "aims": list(by_name.values()),
+def on_record() -> dict[str, Any]:
+    """What lies on the disk: `machine` of the last run of all parts, and of each part `ratios` and `aims`."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"machine": None, "parts": {}}
+
+
+def keep(name: str, result: Any, tables: str) -> None:
+    """Put a part's numbers into document and record. A table of servers that this run did not measure stays as it is,
+    and its record with it."""
+    plots = PLOTS[name](result) if name in PLOTS else ""
+    if lost := write_block(DOCUMENT, name, f"{tables}\n{plots}"):
+        print(f"{DOCUMENT} keeps its table, which has {', '.join(sorted(lost))} too.", flush=True)
+        return
+    record = on_record()
+    record["parts"][name] = {
+        "ratios": {ratio: round(value, 3) for ratio, value in PARTS[name].ratios(result).items()},
+        "aims": [asdict(aim) for aim in AIMS[name](result)] if name in AIMS else [],
     }
-    write_json(RECORD, merged)
-    return merged
+    record["parts"] = {part: record["parts"][part] for part in PARTS if part in record["parts"]}
+    write_json(RECORD, record)
 
 
-def document_aims(known: dict[str, Any]) -> str:
-    """The table of what was aimed at, and where it was last measured as a whole."""
-    facts = known["machine"]
-    where = (
+def summary(record: dict[str, Any]) -> str:
+    """What was aimed at, and where all of it was last measured in one run."""
+    aims = [Aim(**aim) for part in record["parts"].values() for aim in part["aims"]]
+    facts = record["machine"]
+    if facts is None:
+        return aims_table(aims)
+    return (
         f"The last run of all parts: {facts['date']}, {facts['cores']} cores of {facts['processor']}, Python "
-        f"{facts['python']}, PyTorch {facts['torch']}, {facts['minutes']:.0f} minutes.\n\n"
-        if facts
-        else ""
+        f"{facts['python']}, PyTorch {facts['torch']}, {facts['minutes']:.0f} minutes.\n\n{aims_table(aims)}"
     )
-    return where + aims_table([Aim(**aim) for aim in known["aims"]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,39 +155,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "stream_cost": [word for peer in options.frontend_peer for word in ("--peer", *peer)],
     }
     facts, began = machine(), time.monotonic()
-    results: dict[str, Any] = {}
     ratios: Ratios = {}
     failures: list[str] = []
     for name in options.only:
         print(f"\n== {name}", flush=True)
-        part_began = time.monotonic()
-        part = PARTS[name]
-        flags = [*(part.short if options.short else part.flags), *peers.get(name, ())]
+        part, part_began = PARTS[name], time.monotonic()
         try:
-            result, tables = run_part(name, flags)
+            flags = part.short if options.short else part.flags
+            result, tables = run_part(name, [*flags, *peers.get(name, ())])
             print(tables + f"({time.monotonic() - part_began:.0f} s)", flush=True)
             of_part = part.ratios(result)
-            results[name] = result
             ratios |= of_part
             if options.short:
-                failures += [f"{ratio}: {of:.2f}" for ratio, of in of_part.items() if of < part.floor]
-                continue
-            plots = PLOTS[name](result) if name in PLOTS else ""
-            if lost := write_block(DOCUMENT, name, f"{tables}\n{plots}"):
-                print(f"{DOCUMENT} keeps its table, which has {', '.join(sorted(lost))} too.", flush=True)
+                failures += [f"{ratio}: {value:.2f}" for ratio, value in of_part.items() if value < part.floor]
+            else:
+                keep(name, result, tables)
         except Exception:  # what the other parts measure is not lost
             traceback.print_exc()
             failures.append(f"{name} failed; its message is above")
-    committed = last_committed()
-    comparison, fallen = compare(ratios, committed.get("ratios", {}), color=sys.stdout.isatty())
+    committed = {
+        ratio: value for part in last_committed().get("parts", {}).values() for ratio, value in part["ratios"].items()
+    }
+    comparison, fallen = compare(ratios, committed, color=sys.stdout.isatty())
     print(f"\n{comparison}")
     if fallen:
         print(f"\n{len(fallen)} of {len(ratios)} ratios fell by more than {LARGEST_FALL:.0%}.")
     if not options.short:
-        facts["minutes"] = (time.monotonic() - began) / 60
-        aims = [aim for name, result in results.items() if name in AIMS for aim in AIMS[name](result)]
-        known = record(facts if results.keys() == PARTS.keys() else {}, ratios, aims)
-        write_block(DOCUMENT, "aims", document_aims(known))
+        record = on_record()
+        if options.only == list(PARTS) and not failures:
+            record["machine"] = facts | {"minutes": round((time.monotonic() - began) / 60, 1)}
+            write_json(RECORD, record)
+        write_block(DOCUMENT, "aims", summary(record))
     print("".join(f"\nFAILED: {failure}" for failure in failures))
     return 1 if failures else 0
 

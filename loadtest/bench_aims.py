@@ -112,9 +112,7 @@ def frontend_aims(result: Any) -> list[Aim]:
 
 def loop_lag_aims(result: Any) -> list[Aim]:
     most = max(cell["within_ms"] for cell in result)
-    return [
-        Aim("longest lag of the event loop beside prompts of 8,000 tokens (a bound of its histogram)", most, 5, " ms")
-    ]
+    return [Aim("longest lag of the event loop beside prompts of 8,000 tokens (a bucket's bound)", most, 5, " ms")]
 
 
 def engine_step_aims(result: Any) -> list[Aim]:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ CELLS = [
 
 
 def serve_result() -> dict[str, Any]:
-    from dataclasses import asdict
-
     memory = {"weights_mb": 100, "kv_cache_mb": 300, "peak_mb": 500, "torch_mb": 200}
     return {"cells": [asdict(cell) for cell in CELLS], "engine_memory": memory}
 
@@ -116,7 +115,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(bench, "run_part", run_part)
     monkeypatch.setattr(bench, "RECORD", tmp_path / "bench.json")
     monkeypatch.setattr(bench, "DOCUMENT", document)
-    monkeypatch.setattr(bench, "last_committed", dict)
+    monkeypatch.setattr(bench, "last_committed", bench.on_record)
     return results
 
 
@@ -128,9 +127,9 @@ def test_a_part_that_fails_takes_nothing_from_the_others(
     assert bench.main(["--only", "start", "structured", "stream_path"]) == 1
     assert "FAILED: structured failed" in capsys.readouterr().out
     record = json.loads(bench.RECORD.read_text())
-    assert record["ratios"] == {
-        "start: first token of transformers' generate over the server's": 0.6,
-        "frontend: a token among 8 streams over one among 512": 0.8,
+    assert {name: part["ratios"] for name, part in record["parts"].items()} == {
+        "start": {"start: first token of transformers' generate over the server's": 0.6},
+        "stream_path": {"frontend: a token among 8 streams over one among 512": 0.8},
     }
     text = bench.DOCUMENT.read_text()
     assert text.count("| the table |") == 2
@@ -139,8 +138,21 @@ def test_a_part_that_fails_takes_nothing_from_the_others(
     measured["start"]["first"] = 12.0
     assert bench.main(["--only", "start"]) == 0
     record = json.loads(bench.RECORD.read_text())
-    assert sorted(record["ratios"].values()) == [0.25, 0.8]
+    assert [list(part["ratios"].values()) for part in record["parts"].values()] == [[0.25], [0.8]]
     assert "| at most 10 s | 12.0 s | **missed** |" in bench.DOCUMENT.read_text()
+
+
+def test_a_table_with_a_peer_stays_with_its_record(measured: dict[str, Any]) -> None:
+    measured["serve"] = serve_result()
+    bench.DOCUMENT.write_text(
+        bench.DOCUMENT.read_text().replace(
+            "<!-- bench serve -->\n", "<!-- bench serve -->\n" + serve_table(CELLS) + "\n"
+        )
+    )
+    # run_part's table has no peer in it.
+    assert bench.main(["--only", "serve"]) == 0
+    assert serve_table(CELLS) in bench.DOCUMENT.read_text()
+    assert not bench.RECORD.exists()
 
 
 def test_the_short_form_fails_under_a_floor_and_writes_nothing(
