@@ -106,11 +106,17 @@ def large_bodies() -> dict[str, tuple[str, bytes]]:
     """Names, and the path and the body of each."""
     ids = json.dumps({"prompt": [[1000 + number % 40_000 for number in range(8000)]] * 64, "max_tokens": 1}).encode()
     text = json.dumps({"prompt": "naïve 北京 👍\n" * 100_000}).encode()
+    message = json.dumps({"messages": [{"role": "user", "content": "naïve 北京 👍\n" * 100_000}]}).encode()
     messages = [{"role": "user", "content": "hello"}] * 9000
+    numbers = json.dumps({"prompt": "x", "of_no_use": list(range(590_000)), "max_tokens": 1}).encode()
+    bias = json.dumps({"prompt": "x", "logit_bias": {str(number): 1 for number in range(99_000)}}).encode()
     return {
         "64 prompts of 8,000 ids": ("/v1/completions", ids),
         "the same, wrong at its end": ("/v1/completions", ids.replace(b"]]", b",]]")),
         f"{len(text) / 1e6:.1f} MB of escapes": ("/v1/completions", text),
+        "the same, a message": ("/v1/chat/completions", message),
+        "590,000 numbers under an unknown name": ("/v1/completions", numbers),
+        "99,000 entries of logit_bias": ("/v1/completions", bias),
         "9,000 messages": ("/v1/chat/completions", json.dumps({"messages": messages}).encode()),
         "9,000 wrong messages": ("/v1/chat/completions", json.dumps({"messages": [{"role": 1}] * 9000}).encode()),
     }

@@ -26,7 +26,6 @@ from shared.tracing import Tracing, start_tracing
 logger = logging.getLogger(__name__)
 
 _MAX_PROMPT_THREADS = 4
-_SWITCH_SECONDS = 0.001  # instead of five
 
 
 def run(settings: FrontendSettings) -> int:
@@ -34,8 +33,6 @@ def run(settings: FrontendSettings) -> int:
     configure_logging(settings.log_level, "frontend")
     raise_open_files_limit()
     leave_torch_out()
-    # For so long a thread that renders a template keeps Python's lock while the event loop waits for it.
-    sys.setswitchinterval(_SWITCH_SECONDS)
     threads = min(_MAX_PROMPT_THREADS, usable_cores())
     tracing: Tracing | None = None
     with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:

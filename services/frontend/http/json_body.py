@@ -1,9 +1,12 @@
 """A request's JSON as Python values, without holding up the event loop. `parsing` asks, `json_size` bounds.
 
 A parser makes all values of a text in one go: 64 prompts of 8,000 token ids are half a million. To find where the items
-of a large body's lists begin and end takes it a millisecond for each megabyte; then each of them is parsed by itself.
+of a large body's lists and objects begin and end takes it half a millisecond for each megabyte; then each of them is
+parsed by itself. Long texts and long lists of numbers are cut at any place that is not within a sign or a number.
 """
 
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,17 +18,24 @@ from services.frontend.http.turns import Turns
 
 # What is no longer than this is parsed at once, in well under a millisecond.
 PART_BYTES = 32 * 1024
+# Lists and objects within each other are taken apart so far down: a message's text part is the sixth.
+_MAX_LEVELS = 6
+# Of what is longer and cannot be taken apart. A schema or a logit_bias at its limit has fewer.
+MAX_VALUES_AT_ONCE = 20_000
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
 class TokenIds(list[int]):
     """A list that is known to hold whole numbers only: to look at each of them again would take long."""
 
 
-async def read_json(body: bytes, turns: Turns) -> Any:
-    """Raises ValueError where it is no JSON, and ApiError 400 where it has more values than a request can need."""
+async def read_json(body: bytes, turns: Turns, reads: Callable[[str], bool] = lambda name: True) -> Any:
+    """`reads` says of which fields the value matters; that of another may come out as True where it is long.
+
+    Raises ValueError where it is no JSON, and ApiError 400 where it has more values than a request can need."""
     await check_json_size(body)
     try:
         fields = _fields.decode(body)
@@ -36,29 +46,113 @@ async def read_json(body: bytes, turns: Turns) -> Any:
     value: dict[str, Any] = {}
     await turns.next()
     for name, raw in fields.items():
-        field = bytes(raw)
-        if turns.over or len(field) > PART_BYTES:
+        if turns.over:
             await turns.next()
+        if len(raw) > PART_BYTES and not reads(name):
+            value[name] = True
+            continue
         try:
-            value[name] = await _read_field(field, turns)
-        except (ValueError, RecursionError) as error:
+            value[name] = await _read(bytes(raw), turns, name)
+        except (ValueError, RecursionError, msgspec.DecodeError) as error:
             raise ValueError(f"{name[:64]}: {error}") from error
     return value
 
 
-async def _read_field(field: bytes, turns: Turns) -> Any:
-    # The items of a list of numbers are too many, and too small, to be found first.
-    if len(field) <= PART_BYTES or not field.startswith(b"[") or field[1:].lstrip()[:1] not in (b"[", b"{", b'"'):
-        return _parse(field)
-    values: list[Any] = []
-    for item in _items.decode(field):
-        values.append(_parse(bytes(item)))
+async def _read(text: bytes, turns: Turns, name: str, level: int = 1) -> Any:
+    """A value of the field `name`, so many levels down."""
+    if len(text) <= PART_BYTES:
+        return _parse(text)
+    await turns.next()
+    if text.startswith(b'"'):
+        pieces: list[str] = []
+        for start, end in _text_parts(text):
+            pieces.append(from_json(b'"' + text[start:end] + b'"'))
+            if turns.over:
+                await turns.next()
+        return "".join(pieces)
+    if text.startswith(b"[") and not any(sign in text for sign in (b'"', b"{")) and text.count(b"[") == 1:
+        return await _read_numbers(text, turns)
+    if level < _MAX_LEVELS and text.startswith(b"[") and text[1:].lstrip()[:1] in (b"[", b"{", b'"'):
+        values: list[Any] = []
+        for item in _items.decode(text):
+            values.append(
+                await _read(bytes(item), turns, name, level + 1) if len(item) > PART_BYTES else _parse(bytes(item))
+            )
+            if turns.over:
+                await turns.next()
+        return values
+    is_object = text.startswith(b"{")
+    if text.count(b",") >= MAX_VALUES_AT_ONCE:
+        # In an object they may be a text's, or those of a list of numbers.
+        num_names = (text.count(b'"') - text.count(b'\\"')) // 2
+        if num_names >= MAX_VALUES_AT_ONCE or not is_object or level == _MAX_LEVELS:
+            message = f"has an object, or a list of this and that, of more than {MAX_VALUES_AT_ONCE} values"
+            raise bad_request(f"{name[:64]} {message}", name[:64])
+    if level == _MAX_LEVELS or not is_object:
+        return _parse(text)
+    value: dict[str, Any] = {}
+    for key, item in _fields.decode(text).items():
+        value[key] = await _read(bytes(item), turns, name, level + 1) if len(item) > PART_BYTES else _parse(bytes(item))
         if turns.over:
             await turns.next()
-    return values
+    return value
 
 
 def _parse(text: bytes) -> Any:
     value = from_json(text, allow_inf_nan=False)
     # Types are gathered in C.
     return TokenIds(value) if isinstance(value, list) and value and set(map(type, value)) == {int} else value
+
+
+async def _read_numbers(text: bytes, turns: Turns) -> list[Any]:
+    """A list that has neither texts nor lists nor objects in it."""
+    values = TokenIds()
+    all_whole = True
+    start, last = 1, text.rindex(b"]")
+    while start <= last:
+        end = text.find(b",", start + PART_BYTES, last)
+        part = _parse(b"[" + text[start : end if end >= 0 else last] + b"]")
+        if not part and end < 0 and start == 1:
+            return part
+        if not part:
+            raise ValueError("a list ends in a comma")
+        all_whole = all_whole and type(part) is TokenIds
+        values += part
+        start = end + 1 if end >= 0 else last + 1
+        if turns.over:
+            await turns.next()
+    return values if all_whole else list(values)
+
+
+def _text_parts(text: bytes) -> Iterator[tuple[int, int]]:
+    """Where a JSON string may be cut: neither within an escape, nor between the two of a pair, nor within UTF-8."""
+    start, last = 1, len(text) - 1
+    while start < last:
+        size = PART_BYTES
+        end = _cut(text, start, min(start + size, last), last)
+        while end <= start:  # all of it is one sign
+            size *= 2
+            end = _cut(text, start, min(start + size, last), last)
+        yield start, end
+        start = end
+
+
+def _cut(text: bytes, start: int, end: int, last: int) -> int:
+    """The last place up to `end` at which the text may be cut, which it was at `start`; perhaps `start` itself."""
+    if end == last:
+        return end
+    escape = text.rfind(b"\\", max(start, end - 5), end)
+    if escape >= 0 and _is_escape(text, start, escape):
+        end = escape
+    for _ in range(3):
+        end -= text[end] & 0xC0 == 0x80
+    before = max(start, end - 6)
+    if _HIGH_SURROGATE.match(text[before:end]) and _is_escape(text, start, before):
+        end = before
+    return end
+
+
+def _is_escape(text: bytes, start: int, backslash: int) -> bool:
+    """Whether it begins an escape, and is not the second of two."""
+    before = text[start : backslash + 1]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1

@@ -35,7 +35,7 @@ async def parse_body(request: Request, model: type[Body]) -> Body:
         return parse_json(body, model)
     turns = Turns()
     try:
-        value = await read_json(body, turns)
+        value = await read_json(body, turns, model.reads)
     except ValueError as error:
         raise _not_json(error) from error
     await turns.next()

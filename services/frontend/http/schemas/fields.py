@@ -33,6 +33,12 @@ class RequestBody(BaseModel):
         return self
 
     @classmethod
+    def reads(cls, name: str) -> bool:
+        """Whether anything is done with what a field of this name holds."""
+        field = cls.model_fields.get(name)
+        return field is not None and field.annotation is not Any
+
+    @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core_schema)
         for field in handler.resolve_ref_schema(schema).get("properties", {}).values():

@@ -116,7 +116,8 @@ def test_others_have_their_turns_while_a_large_body_is_read(
 
     monkeypatch.setattr(Turns, "over", True)
     monkeypatch.setattr(Turns, "next", take_turn)
-    response = call.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    path = "/v1/chat/completions" if b'"messages"' in body else "/v1/completions"
+    response = call.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     assert turns >= parts
 
@@ -169,6 +170,92 @@ def test_too_many_values_are_refused(body: bytes) -> None:
 )
 def test_text_is_not_counted_and_long_prompts_pass(value: object) -> None:
     assert read(json.dumps({"prompt": value}).encode()) == {"prompt": value}
+
+
+PART = json_body.PART_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "é" * PART,
+        "👍" * PART,
+        "a👍é" * PART,
+        "\\" * PART,
+        'a"\\' * PART,
+        "\\u00e9\\ud83d" * PART,
+        "\n" * PART,
+        "x" * 7 * PART,
+    ],
+)
+@pytest.mark.parametrize("ascii_only", [False, True], ids=["plain", "escapes"])
+@pytest.mark.parametrize("shift", range(13))
+def test_long_texts_are_cut_between_signs(text: str, ascii_only: bool, shift: int) -> None:
+    body = json.dumps({"prompt": shift * "-" + text}, ensure_ascii=ascii_only).encode()
+    assert read(body) == {"prompt": shift * "-" + text}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_no_part_of_a_large_body_is_long(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """Wherever in it the long text or list is."""
+    lengths: list[int] = []
+
+    def watched(text: bytes, **options: Any) -> Any:
+        lengths.append(len(text))
+        return from_json(text, **options)
+
+    monkeypatch.setattr(json_body, "from_json", watched)
+    value: Any = {
+        "text": "naïve 北京 👍\n" * PART,
+        "ids": list(range(PART)),
+        "odd": [1.5, None, True] * PART,
+        "none": [],
+    }
+    for _ in range(depth // 2):
+        value = {"content": [value]}
+    body = json.dumps(value).encode()
+    assert read(body) == value
+    assert max(lengths) < PART + 32
+    assert sum(lengths) > 0.9 * len(body)
+
+
+@pytest.mark.parametrize(
+    "ending", [b",", b",,1", b'"', b"x", b"[", b",01", b" 1 1", b"\xff"], ids=lambda ending: ending.decode("latin-1")
+)
+@pytest.mark.parametrize("numbers", [b"[1" + b", 2" * PART, b"[" + b" " * 2 * PART])
+def test_what_is_wrong_in_a_long_list_of_numbers_is_refused(numbers: bytes, ending: bytes) -> None:
+    body = b'{"prompt": ' + numbers + ending + b"]}"
+    assert outcome(read_at_once, body) == outcome(read, body) == "refused"
+
+
+@pytest.mark.parametrize("blanks", [0, PART])
+def test_long_lists_of_next_to_nothing(blanks: int) -> None:
+    assert read(b'{"a": [' + b" " * (PART + blanks) + b'], "b": [1' + b" " * PART + b"]}") == {"a": [], "b": [1]}
+
+
+def test_a_text_that_is_no_utf_8_is_refused_as_soon_as_another() -> None:
+    with pytest.raises(ValueError, match="prompt"):
+        read(b'{"prompt": "' + b"\x80" * 8_000_000 + b'"}')
+
+
+@pytest.mark.parametrize(
+    "value", [{str(number): 1 for number in range(99_000)}, [1, "a"] * 50_000], ids=["object", "list"]
+)
+def test_what_cannot_be_taken_apart_is_refused_before_it_is_parsed(call: Call, value: object) -> None:
+    response = call.complete(logit_bias=value)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "logit_bias"
+    assert "more than 20000 values" in response.json()["error"]["message"]
+
+
+def test_what_is_ignored_is_not_parsed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(json_body, "_parse", lambda text: (parsed.append(text), from_json(text))[1])
+    large = ["{}", 1, 2.5] * PART
+    body = {"prompt": "x" * 100, "max_tokens": 2, "metadata": large, "of_the_future": {"a": large}}
+    assert call.post("/v1/completions", body).status_code == 200
+    assert sum(map(len, parsed)) < 1000
+    assert call.post("/v1/completions", {**body, "use_beam_search": large}).status_code == 400
 
 
 def test_what_is_counted() -> None:
