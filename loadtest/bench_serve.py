@@ -3,8 +3,8 @@
     python -m loadtest.bench_serve [--rounds 3] [--concurrency 1 8 32 64] [--peer vLLM=http://127.0.0.1:9301]
 
 For short and long prompts, 64 tokens out, at each concurrency: output tokens/s, time to first token and
-inter-token latency. All take turns, each idle while another runs, and the medians of several rounds are shown: on a
-shared machine, one round says little. No two prompts share a beginning, so that the prefix cache has nothing to
+inter-token latency. All take turns, each idle while another runs (the next turn begins only when the machine is), and the
+medians of several rounds are shown: on a shared machine, one round says little. No two prompts share a beginning, so that the prefix cache has nothing to
 give; decoding is greedy. A peer is any server of OpenAI's API that has been started with the same model in bf16.
 """
 
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loadtest.bench_result import RESULTS, table, write_json
+from loadtest.idle_machine import wait_until_idle
 from loadtest.process_memory import EngineMemory, measure_engine_memory
 from loadtest.serve_contenders import Contender, Round, Server, TransformersGenerate, parse_peer
 from loadtest.server_process import tandem_serve
@@ -119,7 +120,9 @@ def _measure(
     for number in range(rounds):
         print(f"{prompt} prompts, concurrency {concurrency}, round {number + 1}:", end="", file=sys.stderr, flush=True)
         for contender in contenders:
-            of_round = contender.run(prompts.make(length, count), concurrency)
+            texts = prompts.make(length, count)
+            wait_until_idle()
+            of_round = contender.run(texts, concurrency)
             done[contender.name].append(of_round)
             print(f" {contender.name} {of_round.tokens_per_second:.0f}", end="", file=sys.stderr, flush=True)
         print(" tokens/s", file=sys.stderr, flush=True)
