@@ -2,9 +2,9 @@
 // own where head_dim is a multiple of 32. Queries, keys and values are multiplied as bf16, two at a time; sums are
 // float32, and the weights of the softmax are rounded to bf16, both above and below the line.
 //
-// Keys and values may lie in the pool just as dot products take them ("interleaved"): each HALF positions of one KV
-// head together, keys [head_dim / 2][HALF][2] and values [HALF / 2][head_dim][2]. Then a tile is used where it lies;
-// else it is brought into that order first. Both ways give the same bits.
+// Keys and values may lie in the pool just as dot products take them ("interleaved"): each STRIPE of positions of one
+// KV head together, keys [head_dim / 2][STRIPE][2] and values [STRIPE / 2][head_dim][2]. Then a tile is used where it
+// lies; else it is brought into that order first. Both ways give the same bits.
 
 #pragma once
 
@@ -15,22 +15,23 @@
 #include "vectors.h"
 
 enum {
-    DOT_KEYS = 32,  // keys of one tile, as in paged_attention.c
-    HALF = INTERLEAVED_POSITIONS,
-    DOT_ROWS = 6,  // rows whose sums stay in registers
+    STRIPE = INTERLEAVED_POSITIONS,
+    STRIPES = 4,
+    DOT_KEYS = STRIPES * STRIPE,  // keys of one tile
+    DOT_ROWS = 6,                 // rows whose sums stay in registers
     DOT_MAX_ROWS = 64,
     DOT_MAX_DIM = 256,
 };
 
-// Where the halves of a tile lie: pairs of dimensions of HALF keys, and pairs of positions' values.
+// Where the stripes of a tile lie: pairs of dimensions of keys, and pairs of positions' values.
 typedef struct {
-    const uint32_t *keys[2];    // [head_dim / 2, HALF]
-    const uint32_t *values[2];  // [HALF / 2, head_dim]
+    const uint32_t *keys[STRIPES];    // [head_dim / 2, STRIPE]
+    const uint32_t *values[STRIPES];  // [STRIPE / 2, head_dim]
 } DotTile;
 
 typedef struct {
-    _Alignas(64) uint32_t keys[2][DOT_MAX_DIM / 2 * HALF];
-    _Alignas(64) uint32_t values[2][HALF / 2 * DOT_MAX_DIM];
+    _Alignas(64) uint32_t keys[STRIPES][DOT_MAX_DIM / 2 * STRIPE];
+    _Alignas(64) uint32_t values[STRIPES][STRIPE / 2 * DOT_MAX_DIM];
     _Alignas(64) float sums[DOT_MAX_ROWS][DOT_MAX_DIM];
     _Alignas(64) float totals[DOT_MAX_ROWS][LANES];  // of the weights, by lane
     _Alignas(64) uint32_t weights[DOT_ROWS][DOT_KEYS / 2];
@@ -70,54 +71,59 @@ INLINE DotTile load_dot_tile(const Attention *a, DotScratch *s, const int64_t *a
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int64_t d = 0; d < a->head_dim; d += 32) {
-        for (int64_t part = 0; part < 2; part++) {
+        for (int64_t stripe = 0; stripe < STRIPES; stripe++) {
             __m512i square[16];
-            for (int64_t j = 0; j < HALF; j++) {
-                int64_t key = part * HALF + j;
+            for (int64_t j = 0; j < STRIPE; j++) {
+                int64_t key = stripe * STRIPE + j;
                 square[j] = key < count ? _mm512_loadu_si512(keys + at[key] + d) : _mm512_setzero_si512();
             }
             transpose_words(square);
-            for (int64_t j = 0; j < 16; j++) _mm512_store_si512(&s->keys[part][(d / 2 + j) * HALF], square[j]);
+            for (int64_t j = 0; j < 16; j++) _mm512_store_si512(&s->keys[stripe][(d / 2 + j) * STRIPE], square[j]);
         }
         for (int64_t j = 0; j < count; j += 2) {
             __m512i even = _mm512_loadu_si512(values + at[j] + d);
             __m512i odd = j + 1 < count ? _mm512_loadu_si512(values + at[j + 1] + d) : _mm512_setzero_si512();
             __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
-            uint32_t *to = &s->values[j / HALF][j % HALF / 2 * a->head_dim + d];
+            uint32_t *to = &s->values[j / STRIPE][j % STRIPE / 2 * a->head_dim + d];
             _mm512_store_si512(to, _mm512_permutex2var_epi32(low, first, high));
             _mm512_store_si512(to + 16, _mm512_permutex2var_epi32(low, second, high));
         }
     }
-    return (DotTile){{s->keys[0], s->keys[1]}, {s->values[0], s->values[1]}};
+    DotTile tile;
+    for (int stripe = 0; stripe < STRIPES; stripe++) {
+        tile.keys[stripe] = s->keys[stripe];
+        tile.values[stripe] = s->values[stripe];
+    }
+    return tile;
 }
 
-// Where the half tile that `position` is in begins in an interleaved pool, in elements.
-INLINE int64_t half_tile(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t position) {
-    int64_t block = block_table[position / a->block_size], halves = a->block_size / HALF;
-    int64_t half = block * halves + position % a->block_size / HALF;
-    return (half * a->kv_heads + kv_head) * HALF * a->head_dim;
+// Where the stripe that `position` is in begins in an interleaved pool, in elements.
+INLINE int64_t stripe_start(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t position) {
+    int64_t block = block_table[position / a->block_size];
+    int64_t stripe = block * (a->block_size / STRIPE) + position % a->block_size / STRIPE;
+    return (stripe * a->kv_heads + kv_head) * STRIPE * a->head_dim;
 }
 
 // The tile of `count` positions from `first` on where it lies in an interleaved pool.
 INLINE DotTile find_dot_tile(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t first,
                              int64_t count) {
-    DotTile tile = {};
-    for (int part = 0; part < 2; part++) {
-        // A half without any key is never looked at but for its scores, which are then hidden: any memory will do.
-        int64_t position = first + (part * HALF < count ? part * HALF : 0);
-        int64_t at = half_tile(a, block_table, kv_head, position);
-        tile.keys[part] = (const uint32_t *)((const uint16_t *)a->keys + at);
-        tile.values[part] = (const uint32_t *)((const uint16_t *)a->values + at);
+    DotTile tile;
+    for (int stripe = 0; stripe < STRIPES; stripe++) {
+        // One without any key is never looked at but for its scores, which are then hidden: any memory will do.
+        int64_t position = first + (stripe * STRIPE < count ? stripe * STRIPE : 0);
+        int64_t at = stripe_start(a, block_table, kv_head, position);
+        tile.keys[stripe] = (const uint32_t *)((const uint16_t *)a->keys + at);
+        tile.values[stripe] = (const uint32_t *)((const uint16_t *)a->values + at);
     }
     return tile;
 }
 
 // The place beside a last odd position holds what was there before, perhaps NaN: zeros take its part.
 INLINE void end_odd_tile(const Attention *a, DotScratch *s, DotTile *tile, int64_t count) {
-    int64_t part = (count - 1) / HALF, pair = (count - 1) % HALF / 2;
-    memcpy(s->values[part], tile->values[part], (pair + 1) * a->head_dim * 4);
-    for (int64_t d = 0; d < a->head_dim; d++) s->values[part][pair * a->head_dim + d] &= 0xffff;
-    tile->values[part] = s->values[part];
+    int64_t stripe = (count - 1) / STRIPE, pair = (count - 1) % STRIPE / 2;
+    memcpy(s->values[stripe], tile->values[stripe], (pair + 1) * a->head_dim * 4);
+    for (int64_t d = 0; d < a->head_dim; d++) s->values[stripe][pair * a->head_dim + d] &= 0xffff;
+    tile->values[stripe] = s->values[stripe];
 }
 
 // Fetches a tile of `heads` heads into the cache from one end to the other, which the processor runs ahead of by itself,
@@ -127,80 +133,74 @@ INLINE void read_interleaved(const Attention *a, const int32_t *block_table, int
     enum { AHEAD = 2048 };  // elements
     const void *pools[2] = {a->keys, a->values};
     for (int pool = 0; pool < 2; pool++)
-        for (int64_t position = first; position < first + count; position += HALF) {
-            const uint16_t *at = (const uint16_t *)pools[pool] + half_tile(a, block_table, kv_head, position);
-            for (int64_t i = 0; i < heads * HALF * a->head_dim; i += 32) {
+        for (int64_t position = first; position < first + count; position += STRIPE) {
+            const uint16_t *at = (const uint16_t *)pools[pool] + stripe_start(a, block_table, kv_head, position);
+            for (int64_t i = 0; i < heads * STRIPE * a->head_dim; i += 32) {
                 __builtin_prefetch(at + i + AHEAD);
                 (void)*(const volatile uint16_t *)(at + i);
             }
         }
 }
 
-// 2^x to about 4e-6, exactly 1 at 0, 0 at minus infinity; NaN stays NaN.
-INLINE __m512 power_of_2(__m512 x) {
-    __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0134267f), f, _mm512_set1_ps(0.05224245f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24128022f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69304484f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, x);
-}
-
 INLINE __m512bh pair_of(uint32_t pair) { return (__m512bh)_mm512_set1_epi32((int32_t)pair); }
 
-// `rows` rows against a tile (`count` keys from position `first` on): online softmax.
+// `rows` rows against the first `stripes` of a tile, whose first position is `first` and of whose positions none of
+// these rows sees more than `count`: online softmax.
 INLINE void attend_dot_rows(const Attention *a, DotScratch *s, const DotTile *tile, int64_t row, int64_t first,
-                            int64_t count, int rows) {
+                            int64_t count, int rows, int stripes) {
     const float log2_e = 1.44269504088896341f;
-    __m512 scores[DOT_ROWS][2];
-    for (int r = 0; r < rows; r++) scores[r][0] = scores[r][1] = _mm512_setzero_ps();
+    __m512 scores[DOT_ROWS][STRIPES];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < stripes; i++) scores[r][i] = _mm512_setzero_ps();
     for (int64_t d = 0; d < a->head_dim / 2; d++) {
-        __m512bh low = (__m512bh)_mm512_loadu_si512(tile->keys[0] + d * HALF);
-        __m512bh high = (__m512bh)_mm512_loadu_si512(tile->keys[1] + d * HALF);
+        __m512bh keys[STRIPES];
+        for (int i = 0; i < stripes; i++) keys[i] = (__m512bh)_mm512_loadu_si512(tile->keys[i] + d * STRIPE);
         for (int r = 0; r < rows; r++) {
             __m512bh query = pair_of(s->query[row + r][d]);
-            scores[r][0] = _mm512_dpbf16_ps(scores[r][0], low, query);
-            scores[r][1] = _mm512_dpbf16_ps(scores[r][1], high, query);
+            for (int i = 0; i < stripes; i++) scores[r][i] = _mm512_dpbf16_ps(scores[r][i], keys[i], query);
         }
     }
     // Positions rise with the rows.
     int32_t lowest = s->positions[row], highest = s->positions[row + rows - 1];
-    int is_edge = first + DOT_KEYS - 1 > lowest || (a->window > 0 && first <= highest - a->window);
-    float corrections[LANES];
+    int is_edge = first + stripes * STRIPE - 1 > lowest || (a->window > 0 && first <= highest - a->window);
+    float scale = a->soft_cap > 0 ? log2_e : a->scale * log2_e, corrections[LANES];
     vfloat differences = splat(0);
     for (int r = 0; r < rows; r++) {
-        for (int part = 0; part < 2; part++) {
+        // Where one is NaN, the other is taken: NaN shall not hide the rest's size, and comes back as a weight.
+        __m512 larger = _mm512_set1_ps(-INFINITY);
+        for (int i = 0; i < stripes; i++) {
             if (a->soft_cap > 0) {
-                vfloat x = (vfloat)scores[r][part] * a->scale;
+                vfloat x = (vfloat)scores[r][i] * a->scale;
                 x = a->soft_cap * (1.0f - 2.0f / (exponential(x * (2.0f / a->soft_cap)) + 1.0f));
-                scores[r][part] = (__m512)(x * log2_e);
-            } else {
-                scores[r][part] = _mm512_mul_ps(scores[r][part], _mm512_set1_ps(a->scale * log2_e));
+                scores[r][i] = (__m512)x;
             }
             if (is_edge) {
                 int32_t position = s->positions[row + r];
-                vint key = lane_indices() + (int32_t)(first + part * HALF);
+                vint key = lane_indices() + (int32_t)(first + i * STRIPE);
                 vint visible = key <= position;
                 if (a->window > 0) visible &= key > (int32_t)(position - a->window);
-                scores[r][part] = (__m512)choose(visible, (vfloat)scores[r][part], splat(-INFINITY));
+                scores[r][i] = (__m512)choose(visible, (vfloat)scores[r][i], splat(-INFINITY));
             }
+            larger = _mm512_max_ps(scores[r][i], larger);
         }
-        // Where one is NaN, the other is taken: NaN shall not hide the rest's size, and comes back as a weight.
-        __m512 larger = _mm512_max_ps(scores[r][0], _mm512_max_ps(scores[r][1], _mm512_set1_ps(-INFINITY)));
-        float max = _mm512_reduce_max_ps(larger), before = s->maxima[row + r];
+        float max = _mm512_reduce_max_ps(larger) * scale, before = s->maxima[row + r];
         s->maxima[row + r] = max > before ? max : before;
         differences[r] = before - s->maxima[row + r];
     }
-    differences = (vfloat)power_of_2((__m512)differences);
+    differences = power_of_2(differences);
     memcpy(corrections, &differences, sizeof corrections);
     const __m512bh ones = pair_of(0x3f803f80);
     for (int r = 0; r < rows; r++) {
-        __m512 max = _mm512_set1_ps(s->maxima[row + r]);
-        __m512bh weights = _mm512_cvtne2ps_pbh(power_of_2(_mm512_sub_ps(scores[r][1], max)),
-                                               power_of_2(_mm512_sub_ps(scores[r][0], max)));
-        _mm512_store_si512(s->weights[r], (__m512i)weights);
+        vfloat max = splat(s->maxima[row + r]);
         __m512 total = (__m512)(load(s->totals[row + r], 0, 0) * corrections[r]);
-        _mm512_store_ps(s->totals[row + r], _mm512_dpbf16_ps(total, weights, ones));
+        for (int i = 0; i < stripes; i += 2) {
+            vfloat low = power_of_2((vfloat)scores[r][i] * scale - max);
+            vfloat high = power_of_2((vfloat)scores[r][i + 1] * scale - max);
+            __m512bh weights = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+            _mm512_store_si512(&s->weights[r][i * STRIPE / 2], (__m512i)weights);
+            total = _mm512_dpbf16_ps(total, weights, ones);
+        }
+        _mm512_store_ps(s->totals[row + r], total);
     }
     for (int64_t d = 0; d < a->head_dim; d += 64) {
         int vectors = a->head_dim - d < 64 ? 2 : 4;
@@ -208,15 +208,15 @@ INLINE void attend_dot_rows(const Attention *a, DotScratch *s, const DotTile *ti
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < 4; v++)
                 sums[r][v] = (__m512)(load(s->sums[row + r], d + (v < vectors ? v : 0) * 16, 0) * corrections[r]);
-        for (int part = 0; part < 2; part++) {
-            int64_t pairs = (count - part * HALF + 1) / 2;
-            for (int64_t j = 0; j < (pairs < HALF / 2 ? pairs : HALF / 2); j++) {
+        for (int i = 0; i < stripes; i++) {
+            int64_t pairs = (count - i * STRIPE + 1) / 2;
+            for (int64_t j = 0; j < (pairs < STRIPE / 2 ? pairs : STRIPE / 2); j++) {
                 __m512bh values[4];
                 for (int v = 0; v < 4; v++)
-                    values[v] = (__m512bh)_mm512_loadu_si512(tile->values[part] + j * a->head_dim + d +
+                    values[v] = (__m512bh)_mm512_loadu_si512(tile->values[i] + j * a->head_dim + d +
                                                              (v < vectors ? v : 0) * 16);
                 for (int r = 0; r < rows; r++) {
-                    __m512bh weight = pair_of(s->weights[r][part * HALF / 2 + j]);
+                    __m512bh weight = pair_of(s->weights[r][i * STRIPE / 2 + j]);
                     for (int v = 0; v < 4; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], values[v], weight);
                 }
             }
@@ -226,16 +226,20 @@ INLINE void attend_dot_rows(const Attention *a, DotScratch *s, const DotTile *ti
     }
 }
 
+#define SOME_DOT_ROWS(rows, stripes)                                                                                   \
+    case rows: attend_dot_rows(a, s, tile, row, first, count, rows, stripes); break;
+#define ANY_DOT_ROWS(stripes)                                                                                          \
+    switch (rows) {                                                                                                    \
+        SOME_DOT_ROWS(1, stripes) SOME_DOT_ROWS(2, stripes) SOME_DOT_ROWS(3, stripes) SOME_DOT_ROWS(4, stripes)        \
+        SOME_DOT_ROWS(5, stripes) SOME_DOT_ROWS(6, stripes)                                                            \
+    }
+
 static inline void attend_some_dot_rows(const Attention *a, DotScratch *s, const DotTile *tile, int64_t row,
                                         int64_t first, int64_t count, int64_t rows) {
-    switch (rows) {
-        case 1: attend_dot_rows(a, s, tile, row, first, count, 1); break;
-        case 2: attend_dot_rows(a, s, tile, row, first, count, 2); break;
-        case 3: attend_dot_rows(a, s, tile, row, first, count, 3); break;
-        case 4: attend_dot_rows(a, s, tile, row, first, count, 4); break;
-        case 5: attend_dot_rows(a, s, tile, row, first, count, 5); break;
-        default: attend_dot_rows(a, s, tile, row, first, count, 6); break;
-    }
+    int64_t seen = s->positions[row + rows - 1] + 1 - first;
+    if (seen < count) count = seen;
+    if (count > 2 * STRIPE) ANY_DOT_ROWS(4)
+    else ANY_DOT_ROWS(2)
 }
 
 INLINE void begin_dot_row(const Attention *a, DotScratch *s, int64_t row, int64_t at, int64_t position) {

@@ -35,8 +35,8 @@ INLINE void silu_and_multiply(const void *gate_up, void *out, int64_t rows, int6
         for (int64_t i = 0; i < size; i += LANES) {
             vfloat gate = load_some(gate_up, row * 2 * size + i, size - i, is_bf16);
             vfloat up = load_some(gate_up, row * 2 * size + size + i, size - i, is_bf16);
-            vfloat silu = round_to(gate / (1.0f + exponential(-gate)), is_bf16);
-            store_some(out, row * size + i, silu * up, size - i, is_bf16);
+            vfloat activated = round_to(silu(gate, is_bf16), is_bf16);
+            store_some(out, row * size + i, activated * up, size - i, is_bf16);
         }
     }
 }

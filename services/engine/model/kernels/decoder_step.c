@@ -10,7 +10,10 @@
 #include "paged_attention.h"
 #include "team.h"
 
-enum { ROWS_OF_ITEM = 8 };  // of what is done row by row
+enum {
+    ROWS_OF_ITEM = 8,   // of what is done row by row
+    ROTATED_ROWS = 16,  // neighbouring positions share cache lines of the pool, which threads should not both write
+};
 
 // A layer's phases, one after another.
 enum { NORM_1, QKV, ROTATE, ATTEND, SELECT, OUTPUT, NORM_2, GATE_UP, DOWN, PHASES };
@@ -41,8 +44,8 @@ typedef struct {
 } Step;
 
 INLINE int64_t row_items(int64_t rows) { return (rows + ROWS_OF_ITEM - 1) / ROWS_OF_ITEM; }
-INLINE int64_t item_end(int64_t item, int64_t rows) {
-    int64_t end = (item + 1) * ROWS_OF_ITEM;
+INLINE int64_t item_end(int64_t item, int64_t rows, int64_t rows_of_item) {
+    int64_t end = (item + 1) * rows_of_item;
     return end < rows ? end : rows;
 }
 
@@ -73,9 +76,8 @@ INLINE void silu_and_multiply_panel(void *to, const Linear *linear, int64_t row,
         gate += load_some(linear->bias, column, count, 1);
         up += load_some(linear->bias, inner + column, count, 1);
     }
-    gate = round_to(gate, 1);
-    vfloat silu = round_to(gate / (1.0f + exponential(-gate)), 1);
-    store_some(to, row * inner + column, silu * round_to(up, 1), count, 1);
+    vfloat activated = round_to(silu(round_to(gate, 1), 1), 1);
+    store_some(to, row * inner + column, activated * round_to(up, 1), count, 1);
 }
 
 // From the last layer's attention on, only the selected rows count.
@@ -92,6 +94,7 @@ static int64_t items(void *work, int64_t phase) {
     int64_t rows = is_narrow(step, index, phase) ? step->num_selected : step->rows;
     switch (phase) {
         case QKV: return linear_items(&layer->qkv, rows);
+        case ROTATE: return (rows + ROTATED_ROWS - 1) / ROTATED_ROWS;
         case ATTEND:
             step->attention.keys = layer->keys;
             step->attention.values = layer->values;
@@ -107,7 +110,7 @@ static int64_t items(void *work, int64_t phase) {
 
 INLINE void norm_rows(const Step *step, const void *residual, const void *weight, void *out, int64_t item,
                       int64_t rows) {
-    for (int64_t row = item * ROWS_OF_ITEM; row < item_end(item, rows); row++)
+    for (int64_t row = item * ROWS_OF_ITEM; row < item_end(item, rows, ROWS_OF_ITEM); row++)
         rms_norm_row(residual, row * step->hidden, weight, out, row * step->hidden, step->hidden, step->epsilon, 1);
 }
 
@@ -128,7 +131,7 @@ static void run_item_of(Step *step, int64_t phase, int64_t item) {
         case NORM_1: norm_rows(step, residual, layer->attention_norm, step->normed, item, rows); break;
         case QKV: linear_item(&layer->qkv, step->normed, rows, item, store_rounded, step->qkv); break;
         case ROTATE:
-            for (int64_t row = item * ROWS_OF_ITEM; row < item_end(item, rows); row++)
+            for (int64_t row = item * ROTATED_ROWS; row < item_end(item, rows, ROTATED_ROWS); row++)
                 rotate_and_store_row(step->qkv, row, step->positions, step->slots, step->cos, step->sin,
                                      layer->query_norm, layer->key_norm, step->epsilon, step->query, layer->keys,
                                      layer->values, a->q_heads, a->kv_heads, a->head_dim, 1, a->interleaved != 0);
@@ -138,7 +141,7 @@ static void run_item_of(Step *step, int64_t phase, int64_t item) {
             attend_item_bf16(a, a->item_starts[a->sequences] - 1 - item);
             break;
         case SELECT:
-            for (int64_t i = item * ROWS_OF_ITEM; i < item_end(item, rows); i++) {
+            for (int64_t i = item * ROWS_OF_ITEM; i < item_end(item, rows, ROWS_OF_ITEM); i++) {
                 int64_t row = step->selected[i];
                 memcpy(step->selected_residual + i * step->hidden, step->residual + row * step->hidden,
                        step->hidden * 2);

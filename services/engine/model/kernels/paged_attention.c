@@ -2,7 +2,7 @@
 // keys and values with an online softmax (Milakov and Gimelshein, 2018; as in FlashAttention, Dao et al., 2022).
 // attention.py has the same in PyTorch, and the call.
 //
-// A tile's keys begin at multiples of KEYS positions, and every row adds them up in the order of positions. So a row's
+// A tile's keys begin at multiples of its size in positions, and every row adds them up in the order of positions. So a row's
 // result does not change by a bit with the batch, the threads, the cut of a prompt into chunks, or where blocks lie.
 
 #include <math.h>
@@ -15,10 +15,11 @@
 #endif
 
 enum {
-    KEYS = 2 * LANES,    // keys of one tile
+    KEYS = 2 * LANES,    // keys of one tile; DOT_KEYS where dot products are used
     ROWS = 4,            // query rows whose running values stay in registers
     MANY_SEQUENCES = 4,
-    MAX_TILE_ROWS = 64,  // query rows that share one pass over the keys
+    MAX_TILE_ROWS = 60,  // query rows that share one pass over the keys: whole sets of ROWS, and of DOT_ROWS
+    MAX_HEADS = 64,      // query heads of a row that one item takes
     MAX_HEAD_DIM = 256,
 };
 
@@ -56,14 +57,14 @@ INLINE void transpose(vfloat rows[LANES]) {
     }
 }
 
-INLINE int64_t tile_length(int64_t first, int64_t last_position) {
+INLINE int64_t tile_length(int64_t first, int64_t last_position, int64_t keys) {
     int64_t left = last_position + 1 - first;
-    return left < 0 ? 0 : left < KEYS ? left : KEYS;
+    return left < 0 ? 0 : left < keys ? left : keys;
 }
 
 // Where the `count` positions from `first` on begin in the pool, in elements.
 INLINE void locate_tile(const Attention *a, const int32_t *block_table, int64_t kv_head, int64_t first, int64_t count,
-                        int64_t at[KEYS]) {
+                        int64_t *at) {
     int64_t block = first / a->block_size, offset = first % a->block_size;
     for (int64_t j = 0; j < count; j++) {
         at[j] = ((block_table[block] * a->block_size + offset) * a->kv_heads + kv_head) * a->head_dim;
@@ -193,9 +194,10 @@ INLINE void attend_tile(const Attention *a, int64_t sequence, int64_t first_quer
     const int32_t *block_table = a->block_tables + sequence * a->table_width;
     int64_t start = a->window > 0 && first_position >= a->window ? first_position - a->window + 1 : 0;
     int64_t first = start / KEYS * KEYS, tiles[2][KEYS];
-    locate_tile(a, block_table, kv_head, first, tile_length(first, last_position), tiles[0]);
+    locate_tile(a, block_table, kv_head, first, tile_length(first, last_position, KEYS), tiles[0]);
     for (int turn = 0; first <= last_position; first += KEYS, turn = !turn) {
-        int64_t count = tile_length(first, last_position), next_count = tile_length(first + KEYS, last_position);
+        int64_t count = tile_length(first, last_position, KEYS);
+        int64_t next_count = tile_length(first + KEYS, last_position, KEYS);
         locate_tile(a, block_table, kv_head, first + KEYS, next_count, tiles[!turn]);
         prefetch_tile(a, tiles[!turn], next_count, is_bf16);
         load_tile(a, tiles[turn], count, s, is_bf16);
@@ -237,8 +239,8 @@ INLINE void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_
     }
     const int32_t *block_table = a->block_tables + sequence * a->table_width;
     int64_t start = a->window > 0 && first_position >= a->window ? first_position - a->window + 1 : 0;
-    for (int64_t first = start / KEYS * KEYS; first <= last_position; first += KEYS) {
-        int64_t count = tile_length(first, last_position), at[KEYS];
+    for (int64_t first = start / DOT_KEYS * DOT_KEYS; first <= last_position; first += DOT_KEYS) {
+        int64_t count = tile_length(first, last_position, DOT_KEYS), at[DOT_KEYS];
         if (!interleaved) {
             locate_tile(a, block_table, kv_head, first, count, at);
             if (heads > 1) read_tile(a, at, count, heads);
@@ -267,7 +269,7 @@ INLINE void attend_dot_tile(const Attention *a, int64_t sequence, int64_t first_
 }
 
 int64_t can_interleave(int64_t head_dim, int64_t block_size) {
-    return head_dim % 32 == 0 && head_dim <= DOT_MAX_DIM && block_size % HALF == 0;
+    return head_dim % 32 == 0 && head_dim <= DOT_MAX_DIM && block_size % STRIPE == 0;
 }
 #else
 int64_t can_interleave(int64_t head_dim, int64_t block_size) {
@@ -285,7 +287,7 @@ INLINE int64_t tile_queries(const Attention *a) {
 // Whether a sequence of `length` rows is one item, or one for each tile and KV head. A token's heads lie side by side,
 // so one item reads memory faster; where decodes are few, the threads share their heads.
 INLINE int is_one_item(const Attention *a, int64_t length) {
-    return length == 1 && a->sequences >= MANY_SEQUENCES && a->q_heads <= MAX_TILE_ROWS;
+    return length == 1 && a->sequences >= MANY_SEQUENCES && a->q_heads <= MAX_HEADS;
 }
 
 int64_t attention_items(const Attention *a) {

@@ -7,6 +7,10 @@
 #include <string.h>
 
 #ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#ifdef __AVX512F__
 enum { LANES = 16 };
 #else
 enum { LANES = 8 };
@@ -37,16 +41,25 @@ INLINE vfloat load(const void *base, int64_t index, int is_bf16) {
     return x;
 }
 
+// To the nearest, ties to even; what is too small for a normal number may become zero.
 INLINE vfloat round_to(vfloat x, int is_bf16) {
     if (!is_bf16) return x;
+#ifdef __AVX512BF16__
+    return (vfloat)(__builtin_convertvector((vhalf)_mm512_cvtneps_pbh((__m512)x), vuint) << 16);
+#else
     vuint bits = (vuint)x;
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000;
     return choose(x != x, x, (vfloat)bits);
+#endif
 }
 
 INLINE void store(void *base, int64_t index, vfloat x, int is_bf16) {
     if (is_bf16) {
+#ifdef __AVX512BF16__
+        vhalf half = (vhalf)_mm512_cvtneps_pbh((__m512)x);
+#else
         vhalf half = __builtin_convertvector((vuint)round_to(x, 1) >> 16, vhalf);
+#endif
         memcpy((uint16_t *)base + index, &half, sizeof half);
     } else {
         memcpy((float *)base + index, &x, sizeof x);
@@ -133,4 +146,25 @@ INLINE vfloat exponential(vfloat x) {
     vfloat result = (vfloat)((vint)p + exponent);
     result = choose(x < -87.3f, splat(0), result);
     return choose(x != x, x, result);
+}
+
+#ifdef __AVX512DQ__
+// 2^x to about 4e-6, exactly 1 at 0, 0 at minus infinity; NaN stays NaN.
+INLINE vfloat power_of_2(vfloat x) {
+    vfloat f = (vfloat)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
+    vfloat p = f * 0.0134267f + 0.05224245f;
+    p = p * f + 0.24128022f;
+    p = p * f + 0.69304484f;
+    p = p * f + 1.0f;
+    return (vfloat)_mm512_scalef_ps((__m512)p, (__m512)x);
+}
+#endif
+
+// x / (1 + e^-x); where the result is to be bf16, no more exact than that needs.
+INLINE vfloat silu(vfloat x, int is_bf16) {
+#ifdef __AVX512DQ__
+    if (is_bf16) return x / (1.0f + power_of_2(x * -1.44269504f));
+#endif
+    (void)is_bf16;
+    return x / (1.0f + exponential(-x));
 }
