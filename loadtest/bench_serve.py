@@ -3,9 +3,10 @@
     python -m loadtest.bench_serve [--rounds 3] [--concurrency 1 8 32 64] [--peer vLLM=http://127.0.0.1:9301]
 
 For short and long prompts, 64 tokens out, at each concurrency: output tokens/s, time to first token and
-inter-token latency. All take turns, each idle while another runs (the next turn begins only when the machine is), and the
-medians of several rounds are shown: on a shared machine, one round says little. No two prompts share a beginning, so that the prefix cache has nothing to
-give; decoding is greedy. A peer is any server of OpenAI's API that has been started with the same model in bf16.
+inter-token latency. All take turns, each idle while another runs (a turn begins only when the machine is), and the
+medians of several rounds are shown: on a shared machine, one round says little. No two prompts share a beginning, so
+that the prefix cache has nothing to give; decoding is greedy. A peer is any server of OpenAI's API that has been
+started with the same model in bf16.
 """
 
 import argparse
