@@ -161,6 +161,13 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        running = self._running
+        super().on_response_complete()
+        if running.more_body:
+            # Answered before its end, which is waited for no longer than for the next request's head.
+            self._expect_head()
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
         # No body follows the head of an answer to HEAD.
@@ -185,7 +192,8 @@ class Protocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._in_head and (self._running is None or self._running.response_complete):
+        running = self._running
+        if running is None or ((self._in_head or running.more_body) and running.response_complete):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:

@@ -31,9 +31,10 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 # Longer than load balancers keep idle connections (60 s is usual), so that they never write into one just closed.
 _KEEP_ALIVE_SECONDS = 75
-# A client whose machine is gone says nothing: seconds of silence before the kernel asks, between its questions, and
-# the unanswered questions after which the connection is lost and its request given up.
-_PROBE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+# A client whose machine is gone says nothing: seconds of silence before the kernel asks, and between its questions. It
+# is lost, and its request given up, after so many milliseconds (Linux; elsewhere after so many questions). So is one
+# that is there and takes nothing of what waits for it, which would be kept for ever.
+_PROBE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 180_000}
 # After the grace period streams are told their error; this is for clients that do not read it.
 _FAREWELL_SECONDS = 5
 # What the kernel takes beyond what is on its way to the client. By default that is some 4 MB a client: an answer

@@ -1,8 +1,10 @@
 """Connections that misbehave: heads without end, silence, requests ahead of their answers, offers to upgrade."""
 
 import asyncio
+import errno
 import json
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -102,6 +104,15 @@ def test_a_second_head_that_does_not_come(live: LiveServer, monkeypatch: pytest.
     assert read_to_end(connection).startswith(b"HTTP/1.1 200 ")
 
 
+def test_the_rest_of_an_answered_request_that_does_not_come(live: LiveServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    connection = connect(live)
+    connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n")
+    assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+    connection.sendall(b"x")
+    assert read_to_end(connection) == b""
+
+
 def test_a_long_answer_is_not_cut_by_the_heads_time(live: LiveServer, pool: EchoPool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     pool.hold = True
@@ -190,6 +201,20 @@ def test_listeners_accept_connections_that_notice_lost_clients():
         _set_connection_options(listener)
         with socket.create_connection(listener.getsockname()) as _, listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_USER_TIMEOUT is Linux's")
+def test_a_client_that_takes_nothing_is_lost(monkeypatch: pytest.MonkeyPatch):
+    from services.frontend.http import server
+
+    monkeypatch.setitem(server._PROBE_OPTIONS, "TCP_USER_TIMEOUT", 500)
+    with server.bind("127.0.0.1", 0) as listener:
+        server._set_connection_options(listener)
+        with socket.create_connection(listener.getsockname()) as _, listener.accept()[0] as accepted:
+            accepted.settimeout(60)
+            with pytest.raises(TimeoutError) as lost:
+                accepted.sendall(b"x" * 50_000_000)
+            assert lost.value.errno == errno.ETIMEDOUT
 
 
 class Written:
