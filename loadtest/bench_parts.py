@@ -128,7 +128,7 @@ def loop_lag_ratios(result: Any) -> Ratios:
 PARTS: dict[str, Part] = {
     "serve": Part(
         ["--concurrency", "1", "8", "32", "--requests", "32", "--rounds", "3"],
-        ["--concurrency", "8", "--prompts", "short", "--rounds", "3"],
+        ["--concurrency", "8", "--prompts", "short", "--rounds", "3", "--patience", "1"],
         serve_ratios,
         floor=0.3,
     ),

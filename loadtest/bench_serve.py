@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loadtest.bench_result import RESULTS, table, write_json
-from loadtest.idle_machine import wait_until_idle
+from loadtest.idle_machine import PATIENCE_SECONDS, wait_until_idle
 from loadtest.process_memory import EngineMemory, measure_engine_memory
 from loadtest.serve_contenders import Contender, Round, Server, TransformersGenerate, parse_peer
 from loadtest.server_process import tandem_serve
@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=64, help="of a round at most, where the concurrency is less")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--prompts", nargs="+", choices=list(PROMPT_TOKENS), default=list(PROMPT_TOKENS))
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_SECONDS, help="how long a turn waits for an idle machine, in seconds"
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="a server to measure beside")
     parser.add_argument("--no-transformers", action="store_true", help="leave transformers out")
     parser.add_argument("--serve-flags", nargs=argparse.REMAINDER, default=[], help="the rest goes to tandem serve")
@@ -102,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for prompt in options.prompts:
             for concurrency in options.concurrency:
                 count = max(concurrency, min(max(2 * concurrency, 4), options.requests))
-                cells += _measure(contenders, prompts, prompt, concurrency, options.rounds, count)
+                cells += _measure(contenders, prompts, prompt, concurrency, options.rounds, count, options.patience)
         memory = measure_engine_memory(process.engines[0]["pid"], folder, KV_CACHE_GIB)
     print(f"{as_table(cells)}\n\n{memory_line(memory)}")
     result = {"rounds": options.rounds, "cells": [asdict(cell) for cell in cells], "engine_memory": asdict(memory)}
@@ -111,7 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(
-    contenders: list[Contender], prompts: Prompts, prompt: str, concurrency: int, rounds: int, count: int
+    contenders: list[Contender],
+    prompts: Prompts,
+    prompt: str,
+    concurrency: int,
+    rounds: int,
+    count: int,
+    patience: float,
 ) -> list[Cell]:
     length = PROMPT_TOKENS[prompt]
     for contender in contenders:
@@ -122,7 +131,7 @@ def _measure(
         print(f"{prompt} prompts, concurrency {concurrency}, round {number + 1}:", end="", file=sys.stderr, flush=True)
         for contender in contenders:
             texts = prompts.make(length, count)
-            wait_until_idle()
+            wait_until_idle(patience)
             of_round = contender.run(texts, concurrency)
             done[contender.name].append(of_round)
             print(f" {contender.name} {of_round.tokens_per_second:.0f}", end="", file=sys.stderr, flush=True)

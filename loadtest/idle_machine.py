@@ -15,9 +15,9 @@ LOOKS = 3  # one after another
 PATIENCE_SECONDS = 15.0
 
 
-def wait_until_idle() -> None:
+def wait_until_idle(patience: float = PATIENCE_SECONDS) -> None:
     """Returns once the machine has been idle for three quarters of a second; with a warning where it never is."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     idle_looks, percent = 0, 0.0
     while idle_looks < LOOKS:
         if time.monotonic() > deadline:
