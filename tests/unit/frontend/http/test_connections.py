@@ -105,7 +105,7 @@ def test_a_second_head_that_does_not_come(live: LiveServer, monkeypatch: pytest.
 
 
 def test_the_rest_of_an_answered_request_that_does_not_come(live: LiveServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 3)
     connection = connect(live)
     connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n")
     assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
@@ -316,8 +316,11 @@ def test_what_is_no_http(live: LiveServer, data: bytes):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_client_that_sends_all_of_a_body_too_large_hears_why_it_was_refused(live: LiveServer, chunked: bool):
+def test_a_client_that_sends_all_of_a_body_too_large_hears_why_it_was_refused(
+    live: LiveServer, chunked: bool, monkeypatch: pytest.MonkeyPatch
+):
     """As most clients do, it reads nothing before it has sent everything."""
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 60)
     piece = b" " * 0x100000
     num_pieces = 12
     head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
