@@ -55,12 +55,14 @@ class EngineCore:
             block_size=limits.block_size,
             max_waiting_requests=settings.max_waiting_requests,
         )
+        budget = settings.step_budget(executor.description.device)
         self.scheduler = Scheduler(
             self._kv_cache,
             settings.max_num_seqs,
-            settings.step_budget(executor.description.device),
+            budget.most,
             settings.max_waiting_requests,
             self.statistics,
+            usual_step_tokens=budget.usual,
         )
         self._clock = clock
         self._eos_ids = frozenset(limits.eos_token_ids)

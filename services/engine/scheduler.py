@@ -13,6 +13,9 @@ from services.engine.kv_cache import KVCache
 from services.engine.request import Request, RequestStatus, ScheduledRequest, Step
 from services.engine.statistics import Statistics
 
+# Where as many tokens wait as fill so many of the largest steps, those who wait count more than those who read.
+BACKLOG_STEPS = 4
+
 _order = attrgetter("order")
 
 
@@ -22,6 +25,9 @@ class Scheduler:
     A request is admitted with room for all its known tokens, so that only a decode can run out of blocks; then
     the youngest of the lowest priority gives up its blocks and waits again. `max_num_seqs` never exceeds the
     budget, so that every decode runs in every step, however long the prompts beside it are.
+
+    `usual_step_tokens` is the budget where little waits: smaller steps keep streams smooth beside a prompt, larger ones
+    bring many prompts sooner to their first tokens.
     """
 
     def __init__(
@@ -31,11 +37,13 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_waiting_requests: int,
         statistics: Statistics | None = None,
+        usual_step_tokens: int | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self._statistics = Statistics() if statistics is None else statistics
-        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.usual_step_tokens = usual_step_tokens or max_num_batched_tokens
+        self.max_num_seqs = min(max_num_seqs, self.usual_step_tokens)
         self.max_waiting_requests = max_waiting_requests
         self.waiting: list[Request] = []
         self.running: dict[Request, None] = {}
@@ -135,7 +143,8 @@ class Scheduler:
 
     def _schedule_prefills(self, scheduled: list[ScheduledRequest], prefills: list[Request]) -> None:
         """Spend what the decodes left of the budget, in order, on running prompts and on waiting requests."""
-        budget = self.max_num_batched_tokens - len(scheduled)
+        has_backlog = self.uncomputed_tokens >= BACKLOG_STEPS * self.max_num_batched_tokens
+        budget = (self.max_num_batched_tokens if has_backlog else self.usual_step_tokens) - len(scheduled)
         # What was just taken from somebody is not handed to somebody else in the same step.
         may_admit = not self._preempted
         prefills.sort(key=_order)

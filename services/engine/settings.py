@@ -1,5 +1,6 @@
 """The engine's settings: environment variables TANDEM_…, the same names as flags, printed by --help."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,8 +32,8 @@ class EngineSettings(ModelSettings, ServiceSettings):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens in one step at most (the scheduler's budget); by default 2048, and 256 on a CPU, whose "
-        "prompts run no faster in larger pieces, or twice max_num_seqs where that is more.",
+        description="Tokens in one step at most (the scheduler's budget); by default 2048, and on a CPU 256 (or twice "
+        "max_num_seqs where that is more), and twice as many while much waits.",
     )
     max_waiting_requests: int = Field(
         1024, ge=1, description="Requests that may wait; beyond it the engine refuses (429)."
@@ -77,9 +78,21 @@ class EngineSettings(ModelSettings, ServiceSettings):
         description="Seconds after which an unfinished step counts as hung: liveness fails, heartbeats stop.",
     )
 
-    def step_budget(self, device: str) -> int:
-        """Tokens in one step at most, on this type of device. Where that is left open, every running request has its
-        token in every step, and a prompt's next piece as much room again."""
+    def step_budget(self, device: str) -> "StepBudget":
+        """Where it is left open, every running request has its token in every step, and a prompt's next piece as much
+        room again. A CPU computes small steps almost as fast as large ones."""
         if self.max_num_batched_tokens is not None:
-            return self.max_num_batched_tokens
-        return max(256 if device == "cpu" else 2048, 2 * self.max_num_seqs)
+            return StepBudget(self.max_num_batched_tokens, self.max_num_batched_tokens)
+        if device == "cpu":
+            usual = max(256, 2 * self.max_num_seqs)
+            return StepBudget(usual, 2 * usual)
+        most = max(2048, 2 * self.max_num_seqs)
+        return StepBudget(most, most)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Tokens in one step: where little waits, and at most."""
+
+    usual: int
+    most: int

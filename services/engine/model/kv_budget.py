@@ -72,7 +72,7 @@ def _free_gpu_bytes(loaded: LoadedModel, settings: EngineSettings) -> int:
 
 @torch.inference_mode()
 def _run_largest_step(loaded: LoadedModel, settings: EngineSettings) -> None:
-    budget = settings.step_budget(loaded.device.type)
+    budget = settings.step_budget(loaded.device.type).most
     sequences = min(settings.max_num_seqs, budget)
     length = -(-budget // sequences)
     blocks = list(range(-(-length // settings.block_size)))

@@ -1,13 +1,18 @@
 """What a step computes: order, budget, admission, preemption."""
 
+from typing import Any
+
 from services.engine.kv_cache import KVCache
 from services.engine.request import Request, RequestKey, RequestStatus, Step
 from services.engine.scheduler import Scheduler
+from services.engine.settings import EngineSettings, StepBudget
 from shared.sampling_params import SamplingParams
 
 
-def make_scheduler(num_blocks: int = 64, block_size: int = 4, seqs: int = 8, budget: int = 32) -> Scheduler:
-    return Scheduler(KVCache(num_blocks, block_size), seqs, budget, max_waiting_requests=4)
+def make_scheduler(
+    num_blocks: int = 64, block_size: int = 4, seqs: int = 8, budget: int = 32, usual: int | None = None
+) -> Scheduler:
+    return Scheduler(KVCache(num_blocks, block_size), seqs, budget, max_waiting_requests=4, usual_step_tokens=usual)
 
 
 def add(scheduler: Scheduler, name: int, length: int, priority: int = 0, arrival: float = 0.0) -> Request:
@@ -48,6 +53,25 @@ def test_a_long_prompt_comes_in_chunks_of_the_budget() -> None:
     scheduler = make_scheduler(budget=10)
     add(scheduler, 1, 25)
     assert run(scheduler, 4) == [[(1, 0, 10)], [(1, 10, 10)], [(1, 20, 5)], [(1, 25, 1)]]
+
+
+def test_steps_are_large_while_much_waits_and_small_again_after_it() -> None:
+    scheduler = make_scheduler(budget=20, usual=10)
+    add(scheduler, 1, 60)
+    add(scheduler, 2, 55)
+    sizes = [sum(tokens for _, _, tokens in step) for step in run(scheduler, 8)]
+    # 115 tokens wait, then 95, then 75: 80 make a backlog.
+    assert sizes == [20, 20, 10, 10, 10, 10, 10, 10]
+
+
+def test_a_cpu_takes_small_steps_unless_told_otherwise() -> None:
+    def budget(device: str, **values: Any) -> StepBudget:
+        return EngineSettings(model="any", **values).step_budget(device)
+
+    assert budget("cpu") == StepBudget(256, 512)
+    assert budget("cpu", max_num_seqs=300) == StepBudget(600, 1200)
+    assert budget("cuda") == StepBudget(2048, 2048)
+    assert budget("cpu", max_num_batched_tokens=100) == StepBudget(100, 100)
 
 
 def test_decodes_run_in_every_step_beside_a_long_cold_prompt() -> None:
