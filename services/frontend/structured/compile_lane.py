@@ -13,11 +13,11 @@ import sys
 import msgspec
 
 from services.frontend.structured.frames import Verdict, frame, read_frame_soon
+from services.frontend.structured.turns import TooManyWait, Turns
 from shared.structured_output import StructuredOutput
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 64  # grammars that wait for a process
 WALL_SECONDS = 10.0  # for a machine that has no time at all; CPU time is what is bounded
 
 
@@ -32,28 +32,24 @@ class CompileLane:
         self.cpu_seconds = cpu_seconds
         self._arguments = (str(cpu_seconds), str(niceness))
         self._idle: list[asyncio.subprocess.Process] = []
-        self._free = asyncio.Semaphore(processes)
-        self._waiting = 0
+        self._turns = Turns(processes)
         self._closed = False
 
     async def start(self) -> None:
         """Start a process, so that the first grammar need not wait for it."""
         try:
-            async with self._free:
+            async with self._turns.turn(0):
                 self._idle.append(await self._spawn())
         except (OSError, EOFError) as error:
             logger.warning("No process to check grammars in could be started yet: %s", error)
 
     async def judge(self, structured: StructuredOutput) -> Verdict:
         """Raises CannotCheck."""
-        if self._waiting >= MAX_WAITING:
-            raise CannotCheck("too many grammars are being checked")
-        self._waiting += 1
         try:
-            async with self._free:
+            async with self._turns.turn(len(structured.value)):
                 return await self._ask(structured)
-        finally:
-            self._waiting -= 1
+        except TooManyWait as error:
+            raise CannotCheck("too many grammars are being checked") from error
 
     async def close(self) -> None:
         """To be called when nobody waits any more."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.structured import GrammarChecker, GrammarRefused, compile_lane
+from services.frontend.structured import GrammarChecker, GrammarRefused, turns
 from shared.structured_output import StructuredOutput
 
 MAX_BYTES = 128 * 1024
@@ -185,15 +185,15 @@ def test_a_grammar_is_judged_once() -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_lane, "MAX_WAITING", 2)
+    monkeypatch.setattr(turns, "MAX_WAITING", 2)
 
     async def check(checker: GrammarChecker) -> None:
         answers = await asyncio.gather(
             *(checker.check(schema({"const": number})) for number in range(5)), return_exceptions=True
         )
         refused = [answer for answer in answers if isinstance(answer, GrammarRefused)]
-        assert [refusal.status for refusal in refused] == [503] * 3
-        assert sum(isinstance(answer, StructuredOutput) for answer in answers) == 2
+        assert [refusal.status for refusal in refused] == [503] * 2  # one is being checked, and two wait
+        assert sum(isinstance(answer, StructuredOutput) for answer in answers) == 3
 
     run(check)
 
@@ -243,7 +243,7 @@ def test_a_choice_of_thousands() -> None:
 
 
 def test_all_who_send_the_same_new_grammar_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_lane, "MAX_WAITING", 2)
+    monkeypatch.setattr(turns, "MAX_WAITING", 2)
 
     async def check(checker: GrammarChecker) -> None:
         same = schema({"const": "the same"})
