@@ -14,7 +14,7 @@ from services.engine.request import Request, RequestStatus, ScheduledRequest, St
 from services.engine.statistics import Statistics
 
 # Where as many tokens wait as fill so many of the largest steps, those who wait count more than those who read.
-BACKLOG_STEPS = 10
+BACKLOG_STEPS = 8
 
 _order = attrgetter("order")
 

@@ -57,10 +57,10 @@ def test_a_long_prompt_comes_in_chunks_of_the_budget() -> None:
 
 def test_steps_are_large_while_much_waits_and_small_again_after_it() -> None:
     scheduler = make_scheduler(budget=20, usual=10)
-    add(scheduler, 1, 120)
-    add(scheduler, 2, 115)
+    add(scheduler, 1, 100)
+    add(scheduler, 2, 95)
     sizes = [sum(tokens for _, _, tokens in step) for step in run(scheduler, 8)]
-    # 235 tokens wait, then 215, then 195: 200 make a backlog.
+    # 195 tokens wait, then 175, then 155: 160 make a backlog.
     assert sizes == [20, 20, 10, 10, 10, 10, 10, 10]
 
 
