@@ -30,6 +30,7 @@ LINGER_SECONDS = 5.0
 # Where an application finds its answer's ResponseBody in the ASGI scope.
 RESPONSE_BODY = "tandem.response_body"
 
+_INTERIM = b"HTTP/1.1 100 "
 _UPGRADE = re.compile(rb"(\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
@@ -46,7 +47,9 @@ class AnswerTransport:
         self._begun = False
 
     def write(self, data: bytes) -> None:
-        if not self._begun:
+        if not self._begun and data.startswith(_INTERIM):
+            self._transport.write(data)  # "go on, send the body": no answer's head
+        elif not self._begun:
             self._begun = True
             self._head = data
             self._loop.call_soon(self._flush)
@@ -133,7 +136,7 @@ class Protocol(HttpToolsProtocol):
             self._expect_head()
             data = _without_upgrade(data)
         super().data_received(data)
-        if in_head and heads == self._heads:
+        if in_head and heads == self._heads and self._lingering_bytes is None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(ApiError(431, f"the request's headers are over this server's limit of {MAX_HEAD_BYTES}"))
@@ -234,6 +237,7 @@ class Protocol(HttpToolsProtocol):
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
+                cycle.waiting_for_100_continue = False
                 cycle.message_event.set()
 
 

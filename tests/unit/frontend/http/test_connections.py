@@ -315,6 +315,36 @@ def test_what_is_no_http(live: LiveServer, data: bytes):
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"garbage " * 20_000,
+        b"POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\ngarbage\r\n",
+    ],
+    ids=["longer than a head", "with an offer to wait"],
+)
+def test_nothing_is_written_behind_the_answer_to_what_is_no_http(
+    live: LiveServer, data: bytes, caplog: pytest.LogCaptureFixture
+):
+    connection = connect(live)
+    connection.sendall(data)
+    answer = read_to_end(connection)
+    answers(live)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_client_that_waits_to_be_told_to_go_on(live: LiveServer):
+    connection = connect(live)
+    head, _, body = request("/tokenize", {"prompt": "x"}, "Expect: 100-continue").partition(b"\r\n\r\n")
+    connection.sendall(head + b"\r\n\r\n")
+    assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(body)
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_client_that_sends_all_of_a_body_too_large_hears_why_it_was_refused(
     live: LiveServer, chunked: bool, monkeypatch: pytest.MonkeyPatch
