@@ -43,6 +43,8 @@ async def read_json(body: bytes, turns: Turns, reads: Callable[[str], bool] = la
         raise bad_request("the body must be a JSON object") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
+    if len(fields) > MAX_VALUES_AT_ONCE:
+        raise bad_request(f"the body is an object of more than {MAX_VALUES_AT_ONCE} values")
     value: dict[str, Any] = {}
     await turns.next()
     for name, raw in fields.items():
@@ -72,7 +74,12 @@ async def _read(text: bytes, turns: Turns, name: str, level: int = 1) -> Any:
         return "".join(pieces)
     if text.startswith(b"[") and not any(sign in text for sign in (b'"', b"{")) and text.count(b"[") == 1:
         return await _read_numbers(text, turns)
-    if level < _MAX_LEVELS and text.startswith(b"[") and text[1:].lstrip()[:1] in (b"[", b"{", b'"'):
+    has_many_commas = text.count(b",") >= MAX_VALUES_AT_ONCE
+    if (
+        level < _MAX_LEVELS
+        and text.startswith(b"[")
+        and (not has_many_commas or text[1:].lstrip()[:1] in (b"[", b"{", b'"'))
+    ):
         values: list[Any] = []
         for item in _items.decode(text):
             values.append(
@@ -82,7 +89,7 @@ async def _read(text: bytes, turns: Turns, name: str, level: int = 1) -> Any:
                 await turns.next()
         return values
     is_object = text.startswith(b"{")
-    if text.count(b",") >= MAX_VALUES_AT_ONCE:
+    if has_many_commas:
         # In an object they may be a text's, or those of a list of numbers.
         num_names = (text.count(b'"') - text.count(b'\\"')) // 2
         if num_names >= MAX_VALUES_AT_ONCE or not is_object or level == _MAX_LEVELS:

@@ -206,6 +206,7 @@ def test_no_part_of_a_large_body_is_long(monkeypatch: pytest.MonkeyPatch, depth:
 
     monkeypatch.setattr(json_body, "from_json", watched)
     value: Any = {
+        "this and that": [1, "é\\\n" * PART, {"odd": [0.5] * 1000}],
         "text": "naïve 北京 👍\n" * PART,
         "ids": list(range(PART)),
         "odd": [1.5, None, True] * PART,
@@ -245,6 +246,12 @@ def test_what_cannot_be_taken_apart_is_refused_before_it_is_parsed(call: Call, v
     response = call.complete(logit_bias=value)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "logit_bias"
+    assert "more than 20000 values" in response.json()["error"]["message"]
+
+
+def test_a_body_of_very_many_fields_is_refused(call: Call) -> None:
+    response = call.complete(**{f"field{number}": 1 for number in range(json_body.MAX_VALUES_AT_ONCE + 1)})
+    assert response.status_code == 400
     assert "more than 20000 values" in response.json()["error"]["message"]
 
 
