@@ -32,8 +32,8 @@ class EngineSettings(ModelSettings, ServiceSettings):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens in one step at most (the scheduler's budget); by default 2048, and on a CPU 256 (or twice "
-        "max_num_seqs where that is more), and twice as many while much waits.",
+        description="Tokens in one step at most (the scheduler's budget); by default 2048, on a CPU 256, or twice "
+        "max_num_seqs where that is more; on a CPU twice as many while much waits.",
     )
     max_waiting_requests: int = Field(
         1024, ge=1, description="Requests that may wait; beyond it the engine refuses (429)."

@@ -22,7 +22,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_DIM = 256  # as in the sources
-MAX_QUERY_GROUP = 64  # query heads of one KV head: MAX_TILE_ROWS in paged_attention.c
+MAX_QUERY_GROUP = 64  # query heads of one KV head: MAX_HEADS in paged_attention.c
 MAX_TEAM_THREADS = 256  # MAX_THREADS in team.h
 DTYPE_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 

@@ -159,7 +159,7 @@ static void run_item_of(Step *step, int64_t phase, int64_t item) {
     }
 }
 
-#ifdef PROFILE_PHASES  // compiled so by loadtest/bench_model_step.py alone
+#ifdef PROFILE_PHASES  // compiled so by benchmarks of loadtest alone
 #include <stdatomic.h>
 #include <time.h>
 

@@ -2,8 +2,9 @@
 // keys and values with an online softmax (Milakov and Gimelshein, 2018; as in FlashAttention, Dao et al., 2022).
 // attention.py has the same in PyTorch, and the call.
 //
-// A tile's keys begin at multiples of its size in positions, and every row adds them up in the order of positions. So a row's
-// result does not change by a bit with the batch, the threads, the cut of a prompt into chunks, or where blocks lie.
+// A tile's keys begin at multiples of its size in positions, and every row adds them up in the order of positions. So a
+// row's result does not change by a bit with the batch, the threads, the cut of a prompt into chunks, or where blocks
+// lie.
 
 #include <math.h>
 
@@ -18,23 +19,28 @@ enum {
     KEYS = 2 * LANES,    // keys of one tile; DOT_KEYS where dot products are used
     ROWS = 4,            // query rows whose running values stay in registers
     MANY_SEQUENCES = 4,
-    MAX_TILE_ROWS = 60,  // query rows that share one pass over the keys: whole sets of ROWS, and of DOT_ROWS
-    MAX_HEADS = 64,      // query heads of a row that one item takes
+    PASS_ROWS = 60,      // query rows of several positions that share one pass over the keys: whole sets of ROWS, and
+                         // of DOT_ROWS
+    MAX_HEADS = 64,      // query heads of one position that share a pass, or an item
+    MAX_ROWS = PASS_ROWS > MAX_HEADS ? PASS_ROWS : MAX_HEADS,
     MAX_HEAD_DIM = 256,
 };
 
+_Static_assert(MAX_ROWS % ROWS == 0, "rows of padding have their place too");
+
 typedef struct {
-    vfloat query[MAX_TILE_ROWS * MAX_HEAD_DIM / LANES];  // [rows, dim], scaled
-    vfloat sums[MAX_TILE_ROWS * MAX_HEAD_DIM / LANES];   // [rows, dim]
-    vfloat keys[MAX_HEAD_DIM * KEYS / LANES];            // [dim, KEYS]: transposed, so that lanes are keys
-    vfloat values[KEYS * MAX_HEAD_DIM / LANES];          // [KEYS, dim]
-    vfloat weights[MAX_TILE_ROWS];                       // sum of exponentials, by lane
-    float maxima[MAX_TILE_ROWS];
-    int32_t positions[MAX_TILE_ROWS];
+    vfloat query[MAX_ROWS * MAX_HEAD_DIM / LANES];  // [rows, dim], scaled
+    vfloat sums[MAX_ROWS * MAX_HEAD_DIM / LANES];   // [rows, dim]
+    vfloat keys[MAX_HEAD_DIM * KEYS / LANES];       // [dim, KEYS]: transposed, so that lanes are keys
+    vfloat values[KEYS * MAX_HEAD_DIM / LANES];     // [KEYS, dim]
+    vfloat weights[MAX_ROWS];                       // sum of exponentials, by lane
+    float maxima[MAX_ROWS];
+    int32_t positions[MAX_ROWS];
 } Scratch;
 
 static _Thread_local Scratch thread_scratch;
 #ifdef __AVX512BF16__
+_Static_assert(MAX_ROWS <= DOT_MAX_ROWS && MAX_HEAD_DIM <= DOT_MAX_DIM, "whatever comes has its place");
 static _Thread_local DotScratch thread_dot_scratch;
 #endif
 
@@ -280,7 +286,7 @@ int64_t can_interleave(int64_t head_dim, int64_t block_size) {
 
 // How many positions' queries share one pass over the keys.
 INLINE int64_t tile_queries(const Attention *a) {
-    int64_t queries = MAX_TILE_ROWS / (a->q_heads / a->kv_heads);
+    int64_t queries = PASS_ROWS / (a->q_heads / a->kv_heads);
     return queries > 0 ? queries : 1;
 }
 

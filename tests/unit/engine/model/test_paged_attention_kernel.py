@@ -13,7 +13,7 @@ from services.engine.model.cpu_attention import KernelAttention
 from services.engine.model.cpu_decoder_ops import KernelDecoderOps
 from services.engine.model.decoder_ops import Heads, TorchDecoderOps
 from services.engine.model.kernel_structures import AttentionArguments
-from services.engine.model.kernels import Kernels, load_kernels
+from services.engine.model.kernels import MAX_QUERY_GROUP, Kernels, load_kernels
 from services.engine.model.kv_pool import KVLayer, KVPool
 from services.engine.request import Request, RequestKey, ScheduledRequest
 from shared.sampling_params import SamplingParams
@@ -115,6 +115,23 @@ def test_attention_equals_its_definition(
         torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("head_dim", [24, 64, 256])
+@pytest.mark.parametrize("group", [59, 61, MAX_QUERY_GROUP])
+def test_as_many_query_heads_as_are_allowed_share_a_kv_head(
+    kernels: Kernels, group: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(group)
+    pool = make_pool(1, head_dim, 16, dtype)
+    for shapes in ([(5, 130), (3, 0)], [(1, 90), (1, 3), (1, 64), (1, 31), (3, 7)]):
+        batch = make_batch(shapes, pool, seed=1)
+        query = torch.randn(len(batch.token_ids), group, head_dim).to(dtype)
+        options = AttentionOptions(head_dim**-0.5)
+        out = KernelAttention(pool, kernels).attend(query, 0, batch, options)
+        expected = reference(query, pool, batch, options)
+        torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
 @pytest.mark.parametrize("make", [TorchAttention, KernelAttention])
 def test_what_others_left_in_a_block_is_not_seen(kernels: Kernels, make: Any) -> None:
     pool = make_pool(2, 16, 8, torch.float32)
@@ -137,9 +154,9 @@ def test_what_others_left_in_a_block_is_not_seen(kernels: Kernels, make: Any) ->
 def interleave(pool: KVPool) -> None:
     """Bring the pool into the order that kernels/attention_dot.h describes."""
     blocks, block_size, kv_heads, head_dim = pool.keys[0].shape
-    halves = blocks * block_size // 16
-    keys = pool.keys[0].view(halves, 16, kv_heads, head_dim // 2, 2).permute(0, 2, 3, 1, 4)
-    values = pool.values[0].view(halves, 8, 2, kv_heads, head_dim).permute(0, 3, 1, 4, 2)
+    stripes = blocks * block_size // 16
+    keys = pool.keys[0].view(stripes, 16, kv_heads, head_dim // 2, 2).permute(0, 2, 3, 1, 4)
+    values = pool.values[0].view(stripes, 8, 2, kv_heads, head_dim).permute(0, 3, 1, 4, 2)
     pool.keys[0], pool.values[0] = keys.contiguous(), values.contiguous()
 
 
