@@ -25,7 +25,7 @@ MAX_PIPELINED_BODY_BYTES = 65_536
 # What is still read, and thrown away, of a request that was answered before its end: a connection that is closed
 # over bytes which nobody has read is reset, and most clients then see the reset and not the answer.
 LINGER_BYTES = 32 * 1024 * 1024
-LINGER_SECONDS = 5.0
+LINGER_SECONDS = 30.0  # a body just over the limit comes in it at 3 Mbit/s
 
 # Where an application finds its answer's ResponseBody in the ASGI scope.
 RESPONSE_BODY = "tandem.response_body"
@@ -221,6 +221,13 @@ class Protocol(HttpToolsProtocol):
         """Close, or first let the client finish a request that was answered before its end."""
         if self._running.more_body:
             self._linger()
+        else:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """The server stops, which waits for answers, and not for requests that have theirs."""
+        if self._lingering_bytes is None:
+            super().shutdown()
         else:
             self.transport.close()
 

@@ -392,6 +392,8 @@ class Connected(Written):
 
     def pause_reading(self) -> None: ...
 
+    def write_eof(self) -> None: ...
+
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_an_answer_has_left_when_its_connection_is_closed_in_the_same_turn(method: str) -> None:
@@ -413,5 +415,24 @@ def test_an_answer_has_left_when_its_connection_is_closed_in_the_same_turn(metho
         answer = b"".join(written.writes)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert answer.endswith(b"\r\n\r\n" if method == "HEAD" else b"\r\n\r\nbody")
+
+    asyncio.run(main())
+
+
+def test_a_server_that_stops_waits_for_no_request_that_it_has_refused() -> None:
+    async def main() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+
+        state, written = ServerState(), Connected()
+        connection = protocol.Protocol(uvicorn.Config(app, log_config=None, access_log=False), state, {})
+        written.protocol = connection
+        connection.connection_made(written)  # type: ignore[arg-type]
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\ngarbage\r\n")
+        await asyncio.gather(*state.tasks)
+        assert b"".join(written.writes).startswith(b"HTTP/1.1 400 ")
+        assert not written.closed
+        connection.shutdown()
+        assert written.closed
 
     asyncio.run(main())
