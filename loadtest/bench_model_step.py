@@ -1,6 +1,6 @@
 """Milliseconds of one run of the model, beside transformers' own forward and the floor that memory bandwidth sets.
 
-    python loadtest/bench_model_step.py --model ~/.cache/tandem/SmolLM2-135M-Instruct --dtype bfloat16
+    python -m loadtest.bench_model_step --model ~/.cache/tandem/SmolLM2-135M-Instruct --dtype bfloat16
 
 Decode steps at several batch sizes and context lengths, and a prefill. The floor is the time to read the weights
 (and the step's keys and values) once at the rate at which this machine was just measured to read memory.
