@@ -91,7 +91,7 @@ def build(service: str) -> str:
     arguments = {"BASE": base_image(), "VERSION": "e2e"}
     volumes = ["/etc/ssl/certs:/etc/ssl/certs:ro"]
     wheels = os.environ.get("PIP_FIND_LINKS", "")
-    if Path(wheels).is_dir():
+    if wheels and Path(wheels).is_dir():
         arguments["UV_FIND_LINKS"] = wheels
         volumes.append(f"{wheels}:{wheels}:ro")
     if service == "engine":
