@@ -184,12 +184,14 @@ def profiled_kernels() -> Iterator[None]:
     before = os.environ.get("CC")
     os.environ["CC"] = f"{before or 'cc'} -DPROFILE_PHASES"
     load_kernels.cache_clear()
-    yield
-    load_kernels.cache_clear()
-    if before is None:
-        del os.environ["CC"]
-    else:
-        os.environ["CC"] = before
+    try:
+        yield
+    finally:
+        load_kernels.cache_clear()
+        if before is None:
+            del os.environ["CC"]
+        else:
+            os.environ["CC"] = before
 
 
 def measure_floor(executor: TorchExecutor, settings: EngineSettings, plan: Plan) -> dict[str, float]:

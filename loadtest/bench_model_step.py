@@ -8,16 +8,16 @@ Decode steps at several batch sizes and context lengths, and a prefill. The floo
 
 import argparse
 import ctypes
-import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from loadtest.bench_engine_step import PHASES
+from loadtest.bench_engine_step import PHASES, profiled_kernels
 from services.engine.executor.torch_executor import TorchExecutor
 from services.engine.model.cpu_threads import usable_threads
 from services.engine.model.kernels import load_kernels
@@ -116,9 +116,11 @@ def main() -> None:
     parser.add_argument("--no-transformers", action="store_true", help="leave transformers' own times out")
     parser.add_argument("--phases", action="store_true", help="where a step's time goes (bf16 on a CPU alone)")
     arguments = parser.parse_args()
-    if arguments.phases:
-        os.environ["CC"] = f"{os.environ.get('CC', 'cc')} -DPROFILE_PHASES"
+    with profiled_kernels() if arguments.phases else nullcontext():
+        run(arguments)
 
+
+def run(arguments: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"model": arguments.model, "dtype": arguments.dtype, "threads": arguments.threads}
     settings |= {"device": "cpu", "block_size": BLOCK_SIZE}
     threads = arguments.threads or usable_threads()

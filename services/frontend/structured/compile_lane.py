@@ -13,7 +13,7 @@ import sys
 import msgspec
 
 from services.frontend.structured.frames import Verdict, frame, read_frame_soon
-from services.frontend.structured.turns import TooManyWait, Turns
+from services.frontend.structured.queue_by_size import QueueBySize, TooManyWait
 from shared.structured_output import StructuredOutput
 
 logger = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ class CompileLane:
         self.cpu_seconds = cpu_seconds
         self._arguments = (str(cpu_seconds), str(niceness))
         self._idle: list[asyncio.subprocess.Process] = []
-        self._turns = Turns(processes)
+        self._queue = QueueBySize(processes)
         self._closed = False
 
     async def start(self) -> None:
         """Start a process, so that the first grammar need not wait for it."""
         try:
-            async with self._turns.turn(0):
+            async with self._queue.turn(0):
                 self._idle.append(await self._spawn())
         except (OSError, EOFError) as error:
             logger.warning("No process to check grammars in could be started yet: %s", error)
@@ -46,7 +46,7 @@ class CompileLane:
     async def judge(self, structured: StructuredOutput) -> Verdict:
         """Raises CannotCheck."""
         try:
-            async with self._turns.turn(len(structured.value)):
+            async with self._queue.turn(len(structured.value)):
                 return await self._ask(structured)
         except TooManyWait as error:
             raise CannotCheck("too many grammars are being checked") from error

@@ -43,7 +43,7 @@ typedef struct {
     Attention attention;
 } Step;
 
-INLINE int64_t row_items(int64_t rows) { return (rows + ROWS_OF_ITEM - 1) / ROWS_OF_ITEM; }
+INLINE int64_t row_items(int64_t rows, int64_t rows_of_item) { return (rows + rows_of_item - 1) / rows_of_item; }
 INLINE int64_t item_end(int64_t item, int64_t rows, int64_t rows_of_item) {
     int64_t end = (item + 1) * rows_of_item;
     return end < rows ? end : rows;
@@ -89,22 +89,22 @@ static int64_t items(void *work, int64_t phase) {
     Step *step = work;
     int64_t index = phase / PHASES;
     phase %= PHASES;
-    if (index == step->num_layers) return phase == 0 ? row_items(step->num_selected) : 0;
+    if (index == step->num_layers) return phase == 0 ? row_items(step->num_selected, ROWS_OF_ITEM) : 0;
     const Layer *layer = &step->layers[index];
     int64_t rows = is_narrow(step, index, phase) ? step->num_selected : step->rows;
     switch (phase) {
         case QKV: return linear_items(&layer->qkv, rows);
-        case ROTATE: return (rows + ROTATED_ROWS - 1) / ROTATED_ROWS;
+        case ROTATE: return row_items(rows, ROTATED_ROWS);
         case ATTEND:
             step->attention.keys = layer->keys;
             step->attention.values = layer->values;
             step->attention.window = layer->window;
             return attention_items(&step->attention);
-        case SELECT: return is_narrow(step, index, phase) ? row_items(rows) : 0;
+        case SELECT: return is_narrow(step, index, phase) ? row_items(rows, ROWS_OF_ITEM) : 0;
         case OUTPUT: return linear_items(&layer->output, rows);
         case GATE_UP: return linear_items(&layer->gate_up, rows);
         case DOWN: return linear_items(&layer->down, rows);
-        default: return row_items(rows);
+        default: return row_items(rows, ROWS_OF_ITEM);
     }
 }
 

@@ -54,8 +54,8 @@ INLINE void store_allowed(const Product *product, int64_t row, int64_t panel, co
     store_float(product->out, product->linear, row, panel, masked);
 }
 
-// Bans the panel's tokens in the rows that may have none of them, and counts the others.
-static int64_t count_rows(const Product *product, int64_t panel) {
+// Bans the panel's tokens in the rows that may have none of them. Returns how many others there are.
+static int64_t ban_rows(const Product *product, int64_t panel) {
     static const _Alignas(64) float zeros[PANEL];
     int64_t count = 0;
     for (int64_t row = 0; row < product->rows; row++) {
@@ -83,7 +83,7 @@ static int64_t panels(void *work, int64_t phase) {
 static void run_allowed(void *work, int64_t phase, int64_t panel) {
     (void)phase;
     const Product *product = work;
-    int64_t left = count_rows(product, panel), tiles = (left + TILE_ROWS - 1) / TILE_ROWS, row = 0;
+    int64_t left = ban_rows(product, panel), tiles = (left + TILE_ROWS - 1) / TILE_ROWS, row = 0;
     uint16_t gathered[TILE_ROWS * product->linear->inputs];  // a few hundred KiB of the stack for the largest models
     for (int64_t tile = 0; tile < tiles; tile++) {
         _Alignas(64) float sums[TILE_ROWS * PANEL];

@@ -135,55 +135,43 @@ def test_sending_while_messages_arrive_never_leaves_one_unread(run: Run) -> None
     run(main)
 
 
+async def most_messages_in_a_turn(count: int, take: Callable[[], None]) -> int:
+    """Of `count` that come at once, in one turn of the loop; `take` is called for each."""
+    async with linked() as (router, link, listener):
+        link.send(b"here")
+        await until(lambda: bool(router.receive_all()))
+        turns = 0
+        at_message: list[int] = []
+
+        def on_message(data: bytes) -> None:
+            at_message.append(turns)
+            take()
+
+        listener.on_message = on_message
+        for _ in range(count):
+            router.send(b"x")
+
+        async def other_work() -> None:
+            nonlocal turns
+            while len(at_message) < count:
+                turns += 1
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(other_work(), 10)
+        return max(at_message.count(turn) for turn in set(at_message))
+
+
 def test_one_busy_link_leaves_the_loop_to_others(run: Run) -> None:
     async def main() -> None:
-        async with linked() as (router, link, listener):
-            link.send(b"here")
-            await until(lambda: bool(router.receive_all()))
-            turns = 0
-            at_message: list[int] = []
-            listener.on_message = lambda data: at_message.append(turns)
-            for _ in range(MESSAGES_PER_PASS * 10):
-                router.send(b"x")
-
-            async def other_work() -> None:
-                nonlocal turns
-                while len(at_message) < MESSAGES_PER_PASS * 10:
-                    turns += 1
-                    await asyncio.sleep(0)
-
-            await asyncio.wait_for(other_work(), 10)
-            most_in_a_turn = max(at_message.count(turn) for turn in set(at_message))
-            assert most_in_a_turn <= 2 * MESSAGES_PER_PASS
+        assert await most_messages_in_a_turn(MESSAGES_PER_PASS * 10, lambda: None) <= 2 * MESSAGES_PER_PASS
 
     run(main)
 
 
 def test_messages_that_take_long_leave_the_loop_to_others_after_each(run: Run) -> None:
     async def main() -> None:
-        async with linked() as (router, link, listener):
-            link.send(b"here")
-            await until(lambda: bool(router.receive_all()))
-            turns = 0
-            at_message: list[int] = []
-
-            def take_long(data: bytes) -> None:
-                at_message.append(turns)
-                time.sleep(PASS_SECONDS)
-
-            listener.on_message = take_long
-            for _ in range(MESSAGES_PER_PASS):
-                router.send(b"x")
-
-            async def other_work() -> None:
-                nonlocal turns
-                while len(at_message) < MESSAGES_PER_PASS:
-                    turns += 1
-                    await asyncio.sleep(0)
-
-            await asyncio.wait_for(other_work(), 60)
-            # A turn may have a pass of the descriptor's, and one of those that go on.
-            assert max(at_message.count(turn) for turn in set(at_message)) <= 2
+        # A turn may have a pass of the descriptor's, and one of those that go on.
+        assert await most_messages_in_a_turn(MESSAGES_PER_PASS, lambda: time.sleep(PASS_SECONDS)) <= 2
 
     run(main)
 

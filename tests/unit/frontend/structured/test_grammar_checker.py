@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.frontend.structured import GrammarChecker, GrammarRefused, turns
+from services.frontend.structured import GrammarChecker, GrammarRefused, queue_by_size
 from shared.structured_output import StructuredOutput
 
 MAX_BYTES = 128 * 1024
@@ -185,7 +185,7 @@ def test_a_grammar_is_judged_once() -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "MAX_WAITING", 2)
+    monkeypatch.setattr(queue_by_size, "MAX_WAITING", 2)
 
     async def check(checker: GrammarChecker) -> None:
         answers = await asyncio.gather(
@@ -243,7 +243,7 @@ def test_a_choice_of_thousands() -> None:
 
 
 def test_all_who_send_the_same_new_grammar_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "MAX_WAITING", 2)
+    monkeypatch.setattr(queue_by_size, "MAX_WAITING", 2)
 
     async def check(checker: GrammarChecker) -> None:
         same = schema({"const": "the same"})

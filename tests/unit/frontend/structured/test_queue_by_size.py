@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
-from services.frontend.structured import turns as turns_module
-from services.frontend.structured.turns import CHARACTERS_PER_SECOND, TooManyWait, Turns
+from services.frontend.structured import queue_by_size as queue_module
+from services.frontend.structured.queue_by_size import CHARACTERS_PER_SECOND, QueueBySize, TooManyWait
 
 
 class Queue:
     """One turn at a time, held until `serve`; `served` are the names of those that had theirs, in order."""
 
     def __init__(self) -> None:
-        self.turns = Turns(1)
+        self.queue = QueueBySize(1)
         self.served: list[str] = []
         self._step = asyncio.Semaphore(0)
 
     async def _take(self, name: str, characters: int) -> None:
-        async with self.turns.turn(characters):
+        async with self.queue.turn(characters):
             self.served.append(name)
             await self._step.acquire()
 
@@ -58,7 +58,7 @@ def test_large_ones_are_passed_for_a_while_only(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_last_is_refused_where_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(queue_module, "MAX_WAITING", 2)
 
     async def run() -> list[str]:
         queue = Queue()

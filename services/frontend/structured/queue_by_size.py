@@ -21,7 +21,7 @@ class TooManyWait(Exception):
     """There is no room to wait, or a smaller one has taken it."""
 
 
-class Turns:
+class QueueBySize:
     """Belongs to one event loop."""
 
     def __init__(self, at_once: int) -> None:
