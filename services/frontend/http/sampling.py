@@ -85,6 +85,7 @@ def output_options(request: ChatCompletionRequest | CompletionRequest) -> Output
         min_tokens=_or(request.min_tokens, 0),
         stop_token_ids=frozenset(request.stop_token_ids or ()),
         logprobs=wants_logprobs(request),
+        hide_reasoning=isinstance(request, ChatCompletionRequest) and request.include_reasoning is False,
     )
 
 

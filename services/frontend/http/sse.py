@@ -118,4 +118,4 @@ class EventStream(Response):
 
 
 def _has_output(delta: Delta) -> bool:
-    return bool(delta.token_ids) or delta.finish_reason is not None
+    return delta.completion_tokens > 0 or delta.finish_reason is not None

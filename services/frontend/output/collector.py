@@ -28,7 +28,7 @@ class Delta(msgspec.Struct):
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = []
-    token_ids: list[int] = []  # all new ones, reasoning included
+    token_ids: list[int] = []  # all new ones, reasoning included unless it is hidden
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids, where asked
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
@@ -46,7 +46,7 @@ class Delta(msgspec.Struct):
             self.reasoning + other.reasoning,
             merge_calls(self.tool_calls, other.tool_calls) if self.tool_calls else other.tool_calls,
             self.token_ids + other.token_ids,
-            self.logprobs + other.logprobs if self.logprobs and other.logprobs else self.logprobs or other.logprobs,
+            _joined(self.logprobs, other.logprobs),
             other.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
             other.cached_tokens if self.cached_tokens is None else self.cached_tokens,
             other.completion_tokens,
@@ -56,6 +56,16 @@ class Delta(msgspec.Struct):
             other.stop_reason if self.stop_reason is None else self.stop_reason,
             other.error if self.error is None else self.error,
         )
+
+
+def _joined(first: list[TokenLogprobs] | None, second: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+def _size(delta: Delta) -> int:
+    return len(delta.token_ids) + len(delta.reasoning)  # the ids of hidden reasoning are left out
 
 
 class Collector:
@@ -80,7 +90,7 @@ class Collector:
         if len(unread) >= UNMERGED:
             # Only runs of similar size are merged, as in a binary counter: merging into one growing string would
             # copy all that is unread for every token.
-            while unread and len(unread[-1].token_ids) <= len(delta.token_ids):
+            while unread and _size(unread[-1]) <= _size(delta):
                 delta = unread.pop().merge(delta)
         unread.append(delta)
         if delta.finish_reason is not None or delta.error is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.frontend.generation import GenerationError
+from services.frontend.output.answer_tokens import AnswerTokens
 from services.frontend.output.collector import Collector, Delta
 from services.frontend.output.reasoning import ReasoningParser
 from services.frontend.output.stop_strings import StopMatcher
@@ -32,7 +33,8 @@ class OutputOptions:
 
     `stop` strings are looked for in all that is generated, reasoning included. `min_tokens`: a stop string counts
     only where its last character comes from a later token than that, wherever it begins; the engine sees to eos
-    and stop ids. `stop_token_ids`: an output that one of these ended did not end by itself.
+    and stop ids. `stop_token_ids`: an output that one of these ended did not end by itself. `hide_reasoning`: no
+    ids and logprobs of what stands before the answer; its text and count are still told.
     """
 
     stop: tuple[str, ...] = ()
@@ -42,12 +44,14 @@ class OutputOptions:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: bool = False
+    hide_reasoning: bool = False
 
 
 class OutputProcessor:
     """A TokenSink: turns one choice's outputs into deltas of the collector. Its errors are its request's alone."""
 
     __slots__ = (
+        "_answer_tokens",
         "_collector",
         "_completion_tokens",
         "_detokenizer",
@@ -79,6 +83,7 @@ class OutputProcessor:
         self._collector = collector
         self._index = index
         self._reasoning = reasoning
+        self._answer_tokens = AnswerTokens(reasoning) if options.hide_reasoning and reasoning is not None else None
         self._tools = tools
         self._tool_calls: list[ToolCallDelta] = []  # of the step at hand
         markers = [parser.marker_token_ids for parser in (reasoning, tools) if parser is not None]
@@ -236,6 +241,10 @@ class OutputProcessor:
         if used < len(token_ids):  # a stop string ended it within this step
             token_ids = token_ids[:used]
             logprobs = logprobs[:used] if logprobs else logprobs
+        if self._answer_tokens is not None:
+            token_ids, logprobs = self._answer_tokens.push(token_ids, logprobs)
+            if self._answer_tokens.done:
+                self._answer_tokens = None
         calls, self._tool_calls = self._tool_calls, []
         self._collector.put(
             self._index,

@@ -156,7 +156,11 @@ def test_thinking_switched_off_closed_or_left_out(echo: Echo) -> None:
         reasoning, answer, reason, _ = await ask_both_ways(client, text, stop=["ought"])
         assert (reasoning.lstrip(), answer, reason) == ("th", "", "stop")
 
-        whole = await client.chat.completions.create(extra_body={"include_reasoning": False}, **body)  # type: ignore[call-overload]
+        hidden = {"extra_body": {"include_reasoning": False}, "logprobs": True, "max_tokens": length}
+        whole = await client.chat.completions.create(**hidden, **body)  # type: ignore[call-overload]
+        entries = whole.choices[0].logprobs.content
+        assert "".join(entry.token for entry in entries).endswith("answer")
+        assert not any("thought" in entry.token or "after" in entry.token for entry in entries)
         assert whole.choices[0].message.content == "answer"
         assert not {"reasoning", "reasoning_content"} & set(whole.choices[0].message.model_extra or {})
         assert whole.usage.completion_tokens_details.reasoning_tokens > 0

@@ -54,8 +54,11 @@ class ReasoningParser:
         self._length = 0  # characters pushed so far
         self._begin: int | None = 0 if opened and phase is Phase.OPENING else None  # where reasoning begins
         self._end: int | None = None  # where it ends, before the closing tag
+        self._answer_from = 0 if phase is Phase.ANSWER_START else None  # where the tags are behind us
         self._undecided: deque[tuple[int, int]] = deque()  # tokens whose text is not all sorted yet
         self.reasoning_tokens = 0
+        self.num_known = 0  # tokens of which it is known where they stand
+        self.num_before_answer = 0  # of these, the first so many: reasoning and its tags
 
     @property
     def ahead(self) -> tuple[str, str, bool] | None:
@@ -96,6 +99,7 @@ class ReasoningParser:
             rest = held, ""
         else:
             rest = "", "" if held.isspace() else held
+            self._answer_from = self._answer_from or 0
         self._count_tokens(last=True)
         return rest
 
@@ -109,12 +113,16 @@ class ReasoningParser:
         self._count_tokens()
 
     def _count_tokens(self, last: bool = False) -> None:
+        if self._phase is Phase.OPENING and not self._opened and not last:
+            return
         settled = self._length - len(self._held)
         while self._undecided:
             start, end = self._undecided[0]
             if end > settled and not last:
                 return
             self._undecided.popleft()
+            self.num_known += 1
+            self.num_before_answer += self._is_before_answer(start, end)
             self.reasoning_tokens += self._is_reasoning(start, end)
 
     def _is_reasoning(self, start: int, end: int) -> bool:
@@ -124,6 +132,12 @@ class ReasoningParser:
         if start == end:
             return self._begin <= start < closed
         return max(start, self._begin) < min(end, closed)
+
+    def _is_before_answer(self, start: int, end: int) -> bool:
+        """A token that begins within the closing tag and ends in the answer is the answer's."""
+        if self._answer_from is None:
+            return True
+        return start < self._answer_from and (end <= self._answer_from or start < (self._end or 0))
 
     def _look_for_opening(self, text: str) -> tuple[str, str]:
         body = text.lstrip()
@@ -138,7 +152,10 @@ class ReasoningParser:
                 return blanks, ""
             self._held = _last_line(blanks) + body
             return "", ""
-        self._phase = Phase.REASONING if self._opened else Phase.ANSWER_START
+        if self._opened:
+            self._phase = Phase.REASONING
+        else:
+            self._phase, self._answer_from = Phase.ANSWER_START, 0
         return "", text
 
     def _look_for_closing(self, text: str) -> tuple[str, str]:
@@ -148,6 +165,7 @@ class ReasoningParser:
             self._held = text[cut:]
             return text[:cut], ""
         self._end = self._length - len(text) + position
+        self._answer_from = self._end + len(self._close_tag)
         self._phase = Phase.ANSWER_START
         return text[:position], text[position + len(self._close_tag) :]
 

@@ -256,6 +256,35 @@ def test_reasoning_can_be_left_out(thinking):
     assert "reasoning" not in str(stream)
 
 
+def test_thinking_that_is_left_out_shows_in_no_logprobs_and_no_token_ids(thinking, pool: EchoPool):
+    fields = {"include_reasoning": False, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    whole = thinking.chat(**fields).json()
+    ChatCompletion.model_validate(whole)
+    choice = whole["choices"][0]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == f"\n\nIt is.{EOS}"
+    assert pool.tokenizer.decode(choice["token_ids"], skip_special_tokens=False) == f"\n\nIt is.{EOS}"
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for extra in ({}, {"stream_options": options}):
+        stream = events(thinking.chat(stream=True, **fields, **extra))
+        choices = [choice for event in stream for choice in event["choices"]]
+        streamed = [e for c in choices if c["logprobs"] for e in c["logprobs"]["content"]]
+        assert streamed == choice["logprobs"]["content"]
+        assert [token_id for c in choices for token_id in c.get("token_ids", [])] == choice["token_ids"]
+    assert stream[-1]["usage"] == whole["usage"]
+    assert whole["usage"]["completion_tokens"] > len(choice["token_ids"])
+
+
+def test_an_answer_that_is_all_hidden_thinking_has_logprobs_of_nothing(thinking):
+    fields = {"include_reasoning": False, "logprobs": True, "return_token_ids": True, "max_tokens": 12}
+    choice = thinking.chat(**fields).json()["choices"][0]
+    assert choice["message"]["content"] is None
+    assert choice["logprobs"] == {"content": [], "refusal": None}
+    assert choice["token_ids"] == []
+    stream = events(thinking.chat(stream=True, **fields))
+    assert all(c["logprobs"] is None and "token_ids" not in c for event in stream for c in event["choices"])
+    assert finishes(stream) == [(0, "length")]
+
+
 def test_one_reasoning_field(settings, make_model, pool: EchoPool):
     pool.reply = THOUGHT
     settings.reasoning_fields = ["reasoning_content"]

@@ -76,6 +76,50 @@ def test_grouping_of_tokens_changes_nothing(tokenizer: Tokenizer, data: st.DataO
     assert 0 <= one_by_one.reasoning_tokens <= one_by_one.completion_tokens
 
 
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_hidden_reasoning_takes_its_tokens_along(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    text = "".join(
+        data.draw(
+            st.lists(st.sampled_from(["<think>", "</think>", "<", "/th", "\n", " ", "fox", "北京", "🙂"]), max_size=12)
+        )
+    )
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    stop = tuple(data.draw(st.lists(st.sampled_from(["fox fox", "\n\n\n", "</think>"]), max_size=1)))
+    name = data.draw(st.sampled_from(["qwen3", "deepseek_r1"]))
+
+    def run(steps: list[list[int]], hide: bool) -> Delta:
+        collector = Collector(1)
+        parser = make_reasoning_parser(name, tokenizer=tokenizer, prompt_token_ids=[])
+        options = OutputOptions(stop, logprobs=True, hide_reasoning=hide)
+        processor = OutputProcessor(tokenizer, options, collector, 0, parser)
+        for step in steps:
+            logprobs = [TokenLogprobs(token_id, -1.0, 1, [], []) for token_id in step]
+            if processor.accept(RequestOutput(1, list(step), logprobs=logprobs)):
+                break
+        else:
+            processor.accept(RequestOutput(1, [], finish_reason=FinishReason.LENGTH, logprobs=[]))
+        return drain(collector)
+
+    shown, hidden = run(each(ids), False), run(each(ids), True)
+    assert run([ids], True) == run(cut(data.draw, ids), True) == hidden
+    assert (hidden.content, hidden.reasoning_tokens, hidden.finish_reason, hidden.completion_tokens) == (
+        shown.content,
+        shown.reasoning_tokens,
+        shown.finish_reason,
+        shown.completion_tokens,
+    )
+    num_hidden = len(shown.token_ids) - len(hidden.token_ids)
+    assert hidden.token_ids == shown.token_ids[num_hidden:]
+    assert [entry.token_id for entry in hidden.logprobs or ()] == hidden.token_ids
+    assert num_hidden >= shown.reasoning_tokens
+    if not stop:
+        written = tokenizer.decode(hidden.token_ids, skip_special_tokens=False)
+        assert written.lstrip().endswith(shown.content.lstrip())
+        # A token may begin in the closing tag and end in the answer.
+        assert "</think>".endswith(written.lstrip().removesuffix(shown.content.lstrip()).strip())
+
+
 def test_the_first_output_carries_what_only_it_knows(tokenizer: Tokenizer) -> None:
     collector = Collector(1)
     processor = OutputProcessor(tokenizer, OutputOptions(logprobs=True), collector, 0)
