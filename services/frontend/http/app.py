@@ -97,7 +97,7 @@ def _middleware(
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "HEAD", "POST"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "retry-after"],
             )

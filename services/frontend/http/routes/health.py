@@ -7,11 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.frontend.http.json_bytes import json_bytes
+from services.frontend.http.read_route import ReadRoute
 from services.frontend.http.schemas.responses import Health, Version
 from services.frontend.http.state import frontend_state
 from shared.version import server_version
 
-router = APIRouter()
+router = APIRouter(route_class=ReadRoute)
 
 _NOT_READY = {503: {"model": Health, "description": "No engine has answered, or the server drains."}}
 

@@ -9,10 +9,11 @@ from starlette.responses import Response
 from services.frontend.http.json_bytes import json_bytes
 from services.frontend.http.loaded_model import LoadedModel
 from services.frontend.http.openapi import documented
+from services.frontend.http.read_route import ReadRoute
 from services.frontend.http.schemas.responses import ModelCard, ModelList
 from services.frontend.http.state import frontend_state
 
-router = APIRouter()
+router = APIRouter(route_class=ReadRoute)
 
 
 @router.get("/v1/models", **documented(None, ModelList))

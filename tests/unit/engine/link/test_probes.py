@@ -1,5 +1,6 @@
 """The probes' port under abuse: it stays small, and answers again once the abuse is over."""
 
+import http.client
 import socket
 import threading
 import urllib.request
@@ -41,6 +42,23 @@ def test_connections_that_stay_open_do_not_become_threads_without_end(port: int)
         connection.close()
     while not live(port):
         pass
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/health/live", 200), ("/health/ready", 503), ("/metrics", 200), ("/", 404)]
+)
+def test_head_is_answered_as_get_without_the_body(port: int, path: str, status: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    heads = []
+    for method in ("HEAD", "GET", "HEAD"):  # on one connection: what follows a head is the next head
+        connection.request(method, path)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == status
+        assert len(body) == (0 if method == "HEAD" else int(response.headers["content-length"]))
+        heads.append([(name, value) for name, value in response.getheaders() if name != "Date"])
+    assert heads[0] == heads[1] == heads[2]
+    connection.close()
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,8 @@ def test_cors_is_off_unless_set(call, make_model):
     response = opened("OPTIONS", "/v1/chat/completions", headers=origin)
     assert response.status_code == 200
     assert response.headers["access-control-allow-origin"] == "https://a.example"
+    response = opened("OPTIONS", "/v1/models", headers={**origin, "access-control-request-method": "HEAD"})
+    assert response.status_code == 200
     headers = {"origin": "https://b.example", "authorization": "Bearer k"}
     assert "access-control-allow-origin" not in opened.get("/v1/models", headers=headers).headers
 

@@ -1,8 +1,10 @@
 """Models, tokenization, health, version, and the OpenAPI document."""
 
+import http.client
 from dataclasses import replace
 
-from echo_app import EOS, MAX_MODEL_LEN, Call, EchoPool
+import pytest
+from echo_app import EOS, MAX_MODEL_LEN, Call, EchoPool, LiveServer
 
 from services.frontend.engines.status import EngineStatus
 from services.frontend.http.app import create_app
@@ -84,6 +86,53 @@ def test_version(call):
     assert set(call.get("/version").json()) == {"version"}
 
 
+READ = [
+    *(("/health", 200), ("/health/live", 200), ("/health/ready", 200), ("/version", 200), ("/metrics", 200)),
+    *(("/v1/models", 200), ("/v1/models/echo%2Falias", 200), ("/v1/models/none", 404), ("/engines", 200)),
+    *(("/docs", 200), ("/openapi.json", 200)),
+]
+
+
+def test_head_is_answered_as_get_without_the_body(live: LiveServer):
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=60)
+    for path, status in READ:
+        heads = []
+        for method in ("HEAD", "GET"):  # on one connection: what follows a head is the next head
+            connection.request(method, path)
+            response = connection.getresponse()
+            body = response.read()
+            assert response.status == status
+            length = int(response.headers["content-length"])
+            assert len(body) == (0 if method == "HEAD" else length)
+            assert length
+            changing = {"date", "x-request-id"} | ({"content-length"} if path == "/metrics" else set())
+            heads.append([(name, value) for name, value in response.getheaders() if name.lower() not in changing])
+        assert heads[0] == heads[1]
+    connection.close()
+
+
+def test_head_of_what_is_not_ready(call, pool: EchoPool):
+    pool.ready = False
+    assert call("HEAD", "/health/ready").status_code == 503
+
+
+@pytest.mark.parametrize("path", [path for path, status in READ if status == 200])
+def test_what_a_route_takes_is_told_with_the_refusal(call, path):
+    for method in ("POST", "DELETE", "OPTIONS"):
+        response = call(method, path)
+        assert response.status_code == 405
+        assert {name.strip() for name in response.headers["allow"].split(",")} == {"GET", "HEAD"}
+    assert call("HEAD", "/v1/completions").headers["allow"] == "POST"
+
+
+def test_head_needs_a_key_where_get_does(settings, make_model):
+    settings.api_key = ["k"]
+    call = Call(create_app(settings, [make_model()]))
+    assert call("HEAD", "/v1/models").status_code == 401
+    assert call("HEAD", "/v1/models", headers={"authorization": "Bearer k"}).status_code == 200
+    assert call("HEAD", "/health/ready").status_code == 200
+
+
 def test_the_openapi_document_is_whole(call):
     document = call.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
@@ -96,6 +145,7 @@ def test_the_openapi_document_is_whole(call):
     assert all(reference.removeprefix("#/components/schemas/") in schemas for reference in references)
     answers = document["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert {method for path in document["paths"].values() for method in path} == {"get", "post"}
     assert {"400", "401", "404", "413", "415", "429", "503", "504"} <= set(answers)
     assert call.get("/docs").status_code == 200
 
