@@ -1,6 +1,7 @@
 """The engine's one loop: take what arrived, schedule, run the model, hand the outputs to the link.
 
-Idle it blocks on the inbox; busy it never waits for the network. `main` starts it and watches over its end.
+Idle it takes the memory that steps will need, then blocks on the inbox; busy it never waits for the network. `main`
+starts it and watches over its end.
 """
 
 import logging
@@ -42,6 +43,7 @@ class EngineLoop:
         self._drain_until: float | None = None
         self._last_progress = time.monotonic()
         self._checked = True
+        self._is_taking_memory = True
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         core.pending_grammars.on_ready = self._wake
 
@@ -81,7 +83,7 @@ class EngineLoop:
     def _turn(self) -> bool:
         """One round of the loop. False: it has drained."""
         core = self._core
-        items = self._inbox.take_all(0 if core.has_work else self._idle_interval)
+        items = self._inbox.take_all(0 if core.has_work or self._is_taking_memory else self._idle_interval)
         self._last_progress = began = time.monotonic()
         for peer, message in items:
             self._handle(peer, message)
@@ -97,7 +99,13 @@ class EngineLoop:
                 self._checked = True
             # Rates fall while nothing happens, and the last aborts may have freed blocks.
             self._send({})
+            self._take_memory(until=began + self._idle_interval)
         return True
+
+    def _take_memory(self, until: float) -> None:
+        """Until something arrives, or the next turn is due, or there is no more to take."""
+        while self._is_taking_memory and not len(self._inbox) and time.monotonic() < until:
+            self._is_taking_memory = self._core.executor.take_memory()
 
     def _send(self, outputs: OutputsByPeer) -> None:
         core = self._core

@@ -45,6 +45,11 @@ class Executor(Protocol):
         """Forget what is kept for this request (finished, aborted or preempted). Unknown ones are ignored."""
         ...
 
+    def take_memory(self) -> bool:
+        """Take a piece of the memory that steps will need, where the system gives it only as it is written, which may
+        hold a step up. Some milliseconds, for when there is nothing else to do. False: nothing is left to take."""
+        ...
+
     def close(self) -> None:
         """Free what the process holds. Called once, after the last step."""
         ...

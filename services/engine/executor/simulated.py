@@ -123,6 +123,9 @@ class SimulatedExecutor:
             self._sleep(rest)
         return sampled
 
+    def take_memory(self) -> bool:
+        return False
+
     def release(self, request: Request) -> None:
         self._states.pop(request.key, None)
 

@@ -147,13 +147,15 @@ class TorchExecutor:
         step.sample_seconds = self._clock.sample_seconds()
         return results
 
+    def take_memory(self) -> bool:
+        return self._pool.take_memory()
+
     def release(self, request: Request) -> None:
         self._sampler.release(request.key)
 
     def close(self) -> None:
         self._loaded = None
-        self._pool.keys.clear()
-        self._pool.values.clear()
+        self._pool.close()
 
     def _build_batch(self, scheduled: Sequence[ScheduledRequest]) -> Batch:
         return build_batch(

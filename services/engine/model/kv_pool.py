@@ -3,14 +3,19 @@
 The scheduler hands out block ids; a slot is `block * block_size + offset`. Attention reads it through block tables.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from services.engine.model.page_memory import fresh_pages
+from services.engine.model.page_memory import fresh_pages, populate
+
+PIECE_BYTES = 2 << 20  # a huge page: about 0.1 ms, or 5 where a virtual machine's host has to find it first
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,41 @@ class KVPool:
         shapes = [(num_blocks, block_size, layer.kv_heads, layer.head_dim) for layer in layers]
         self.keys = [_zeros(shape, dtype, device) for shape in shapes]
         self.values = [_zeros(shape, dtype, device) for shape in shapes]
+        self._untaken = _pieces([*self.keys, *self.values]) if device.type == "cpu" else iter(())
+
+    def take_memory(self) -> bool:
+        """Take the next piece of memory that the system would else give when a step first writes to it, in the order
+        in which blocks are used first. False: there is nothing more to take."""
+        piece = next(self._untaken, None)
+        if piece is None:
+            return False
+        try:
+            if populate(*piece):
+                return True
+        except OSError as error:
+            logger.warning("The system has no memory for all of the KV cache (lower --kv-cache-memory): %s", error)
+        self._untaken = iter(())
+        return False
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._untaken = iter(())
+        self.keys.clear()
+        self.values.clear()
 
     def write(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Store keys and values [tokens, kv_heads, head_dim] in their slots [tokens]."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+
+
+def _pieces(tensors: list[Tensor]) -> Iterator[tuple[int, int]]:
+    """Addresses and sizes. The tensors must outlive the iterator."""
+    places = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+    for start in range(0, max(size for _, size in places), PIECE_BYTES):
+        for address, size in places:
+            if start < size:
+                yield address + start, min(PIECE_BYTES, size - start)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,26 @@ from services.engine.link import Link
 from services.engine.link_items import FromPeer
 from services.engine.loop import EngineLoop
 from services.engine.mailbox import Inbox
+from services.engine.settings import EngineSettings
 from shared.protocol import Abort, FinishReason, Heartbeat, Outputs, Quarantined, pack_token_ids
 from shared.quarantine import prompt_fingerprint
 from shared.structured_output import JSON_OBJECT
 from tests.grammar_harness import constrain
 
 
+def settings_of(tmp_path: Path) -> EngineSettings:
+    return make_settings(write_model(tmp_path / "model"), heartbeat_interval=0.05, simulated_step_ms=2.0)
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[tuple[EngineCore, Link]]:
-    settings = make_settings(write_model(tmp_path / "model"), heartbeat_interval=0.05, simulated_step_ms=2.0)
-    executor = SimulatedExecutor(settings)
+    settings = settings_of(tmp_path)
+    with running(SimulatedExecutor(settings), settings) as engine:
+        yield engine
+
+
+@contextmanager
+def running(executor: SimulatedExecutor, settings: EngineSettings) -> Iterator[tuple[EngineCore, Link]]:
     core = EngineCore(executor, settings)
     inbox: Inbox[FromPeer] = Inbox(1 << 20)
     ended: list[BaseException | None] = []
@@ -131,3 +142,45 @@ def test_a_grammar_that_is_being_made_is_nothing_left_over(engine: tuple[EngineC
             frontend.send(make_add(number + 1, [5], max_tokens=3, structured_output=constrain(JSON_OBJECT)))
             frontend.collect([number + 1])
         wait_until(lambda: all_free(core), "everything is free")
+
+
+class ExecutorWithMemory(SimulatedExecutor):
+    """Has so many pieces of memory to take, and counts those that it took while there was work."""
+
+    def __init__(self, settings: EngineSettings, pieces: int) -> None:
+        super().__init__(settings)
+        self.pieces = pieces
+        self.taken_at_work = 0
+        self.core: EngineCore | None = None
+
+    def take_memory(self) -> bool:
+        if self.core is not None:
+            self.taken_at_work += self.core.has_work
+        self.pieces -= 1
+        return self.pieces > 0
+
+
+def test_an_idle_engine_takes_all_its_memory_and_then_asks_no_more(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    executor = ExecutorWithMemory(settings, pieces=1000)
+    with running(executor, settings) as (_, link), LinkFrontend(link.port) as frontend:
+        frontend.hello()
+        wait_until(lambda: executor.pieces == 0, "all is taken")
+        for _ in range(3):
+            frontend.receive_a(Heartbeat)  # the loop turns on
+        assert executor.pieces == 0
+
+
+def test_requests_go_before_memory_that_is_left_to_take(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    executor = ExecutorWithMemory(settings, pieces=10**9)
+    with running(executor, settings) as (core, link), LinkFrontend(link.port) as frontend:
+        executor.core = core
+        frontend.hello()
+        for number in range(1, 6):
+            frontend.send(make_add(number, [5], max_tokens=20))
+            assert len(frontend.collect([number])[number].token_ids) == 20
+            left = executor.pieces
+            wait_until(lambda left=left: executor.pieces < left, "it takes memory again")
+        frontend.receive_a(Heartbeat)  # it still says how it is
+    assert executor.taken_at_work == 0

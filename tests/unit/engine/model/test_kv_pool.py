@@ -1,11 +1,14 @@
-"""The KV pool's memory: zeros, aligned, and not used before blocks are."""
+"""The KV pool's memory: zeros, aligned, and the system's until blocks are used or it is taken."""
 
+import errno
+import logging
 import sys
 
 import pytest
 import torch
 
-from services.engine.model.kv_pool import KVLayer, KVPool
+from services.engine.model import kv_pool
+from services.engine.model.kv_pool import PIECE_BYTES, KVLayer, KVPool
 from tests.unit.engine.model.resident_memory import resident_bytes
 
 CPU = torch.device("cpu")
@@ -36,3 +39,64 @@ def test_a_large_pool_takes_no_memory_before_it_is_used() -> None:
     assert sum(map(resident_bytes, tensors)) < 0.1 * sum(tensor.nbytes for tensor in tensors)
     pool.keys[3].fill_(1)
     assert resident_bytes(pool.keys[3]) > 0.99 * pool.keys[3].nbytes
+
+
+def small_pool() -> KVPool:
+    """Tensors that end within a piece."""
+    return KVPool([KVLayer(4, 64)] * 2, num_blocks=700, block_size=16, dtype=torch.bfloat16, device=CPU)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mincore is Linux's")
+def test_a_pool_s_memory_is_taken_in_pieces_and_keeps_what_it_holds() -> None:
+    pool = small_pool()
+    tensors = pool.keys + pool.values
+    tensors[1][0].fill_(1)
+    assert PIECE_BYTES < tensors[0].nbytes < 3 * PIECE_BYTES
+    before = sum(map(resident_bytes, tensors))
+    assert pool.take_memory()
+    taken = sum(map(resident_bytes, tensors)) - before
+    assert taken <= 2 * PIECE_BYTES  # huge pages may begin elsewhere
+    pieces = 1
+    while pool.take_memory():
+        pieces += 1
+    assert pieces == 3 * len(tensors)
+    assert [resident_bytes(tensor) for tensor in tensors] == [tensor.nbytes for tensor in tensors]
+    assert tensors[1].sum() == tensors[1][0].numel()
+    assert not any(tensor.any() for tensor in [tensors[0], *tensors[2:]])
+    assert not pool.take_memory()
+
+
+def test_what_cannot_be_taken_is_left_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, asked = small_pool(), list[int]()
+
+    def populate(address: int, num_bytes: int) -> bool:
+        asked.append(address)
+        return False
+
+    monkeypatch.setattr(kv_pool, "populate", populate)
+    assert not pool.take_memory()
+    assert not pool.take_memory()
+    assert asked == [pool.keys[0].data_ptr()]
+
+
+def test_memory_that_the_system_does_not_have_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = small_pool()
+
+    def populate(address: int, num_bytes: int) -> bool:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(kv_pool, "populate", populate)
+    with caplog.at_level(logging.WARNING):
+        assert not pool.take_memory()
+        assert not pool.take_memory()
+    assert [record.getMessage() for record in caplog.records] == [
+        "The system has no memory for all of the KV cache (lower --kv-cache-memory): [Errno 12] Cannot allocate memory"
+    ]
+
+
+def test_a_closed_pool_takes_nothing() -> None:
+    pool = small_pool()
+    pool.close()
+    assert not pool.take_memory()
