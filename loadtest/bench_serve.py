@@ -205,7 +205,7 @@ def memory_line(memory: EngineMemory) -> str:
     return (
         f"The engine's process took {memory.peak_mb:.0f} MB at most, {memory.torch_mb:.0f} of which it takes to import "
         f"PyTorch: {memory.ratio:.2f} times its {memory.weights_mb:.0f} MB of weights and {memory.kv_cache_mb:.0f} MB "
-        "of KV cache, whose blocks take room from their first use on."
+        "of KV cache."
     )
 
 

@@ -19,7 +19,7 @@ class EngineMemory:
 
     @property
     def ratio(self) -> float:
-        """The peak over weights and KV cache. Blocks take room from their first use on."""
+        """The peak over weights and KV cache."""
         return self.peak_mb / (self.weights_mb + self.kv_cache_mb)
 
 
