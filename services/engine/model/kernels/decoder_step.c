@@ -137,8 +137,7 @@ static void run_item_of(Step *step, int64_t phase, int64_t item) {
                                      layer->values, a->q_heads, a->kv_heads, a->head_dim, 1, a->interleaved != 0);
             break;
         case ATTEND:
-            // From the end on: the prefills, which are the longest items, lie there.
-            attend_item_bf16(a, a->item_starts[a->sequences] - 1 - item);
+            attend_item_bf16(a, item);
             break;
         case SELECT:
             for (int64_t i = item * ROWS_OF_ITEM; i < item_end(item, rows, ROWS_OF_ITEM); i++) {

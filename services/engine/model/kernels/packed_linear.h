@@ -117,6 +117,7 @@ MULTIPLY(INT8)
 MULTIPLY(INT4)
 
 INLINE int64_t panels_of_item(int64_t rows) { return rows <= WIDE_ROWS ? 2 : 1; }
+// Parts of the rows that stay in a core's cache while panels pass by.
 INLINE int64_t row_parts(int64_t rows) { return (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE; }
 
 // What is done with the sums of one row and one panel.
@@ -137,8 +138,8 @@ INLINE void multiply_panels(const Linear *linear, const uint16_t *x, int64_t row
     const char *weights = linear->weights + panel * size, *ahead = weights + PREFETCH_BYTES;
     if (tiles > 1) {
         // One tile alone would wait for memory, and the others find its panel in the cache: each of them fetches its
-        // share of the panel that this thread is likely to take next.
-        ahead = weights + running_threads() * size + size * tile / tiles;
+        // part of the next panel, which this thread is likely to take next.
+        ahead = weights + width * size + size * tile / tiles;
         step = (step + tiles - 1) / tiles;
     }
     if (format == BF16) multiply_BF16(x, inputs, weights, sums, rows, width, ahead, step);
@@ -146,17 +147,18 @@ INLINE void multiply_panels(const Linear *linear, const uint16_t *x, int64_t row
     if (format == INT4) multiply_INT4(x, inputs, weights, sums, rows, width, ahead, step);
 }
 
-// One item of x [rows, inputs] times the matrix. `finish` is a constant wherever this is inlined.
+// One item of x [rows, inputs] times the matrix: those of one part of the rows are neighbours. `finish` is a constant
+// wherever this is inlined.
 INLINE void linear_item(const Linear *linear, const uint16_t *x, int64_t rows, int64_t item, Finish finish, void *to) {
     _Alignas(64) float sums[TILE_ROWS * 2 * PANEL];
-    int64_t width = panels_of_item(rows), parts = row_parts(rows), part = item % parts, panel = item / parts * width;
+    int64_t width = panels_of_item(rows), parts = row_parts(rows), panels = (linear->panels + width - 1) / width;
+    int64_t part = item / panels, panel = item % panels * width;
     if (width == 2 && panel + 1 == linear->panels) width = 1;
     int64_t row = rows * part / parts, end = rows * (part + 1) / parts;
     int64_t tiles = (end - row + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t tile = 0; tile < tiles; tile++) {
         int64_t count = (end - row + tiles - tile - 1) / (tiles - tile);
-        // With several parts, the next item is another one's of this panel.
-        multiply_panels(linear, x + row * linear->inputs, count, panel, width, sums, tile, parts == 1 ? tiles : 1);
+        multiply_panels(linear, x + row * linear->inputs, count, panel, width, sums, tile, tiles);
         for (int64_t r = 0; r < count; r++)
             for (int64_t p = 0; p < width; p++)
                 finish(to, linear, row + r, panel + p, sums + (r * width + p) * PANEL);

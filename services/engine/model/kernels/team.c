@@ -12,18 +12,25 @@ enum {
     NAP_NANOSECONDS = 20000,
 };
 
-// What is to be had, in one word, so that it is read and taken at once: the phase, its items, the next one to take.
+// What a thread has left of its share, in one word, so that it is read and taken at once: the phase, the items' end, the
+// next one to take.
 enum { ITEM_BITS = 24 };
-#define NEXT(ticket) ((int64_t)((ticket) & ((1u << ITEM_BITS) - 1)))
-#define ITEMS(ticket) ((int64_t)((ticket) >> ITEM_BITS & ((1u << ITEM_BITS) - 1)))
-#define PHASE(ticket) ((int64_t)((ticket) >> 2 * ITEM_BITS))
+#define WORD(phase, next, end) ((uint64_t)(phase) << 2 * ITEM_BITS | (uint64_t)(end) << ITEM_BITS | (uint64_t)(next))
+#define NEXT(share) ((int64_t)((share) & ((1u << ITEM_BITS) - 1)))
+#define END(share) ((int64_t)((share) >> ITEM_BITS & ((1u << ITEM_BITS) - 1)))
+#define PHASE(share) ((int64_t)((share) >> 2 * ITEM_BITS))
+
+typedef struct {
+    _Alignas(64) _Atomic uint64_t left;
+} Share;
 
 static struct {
-    _Alignas(64) _Atomic uint64_t ticket;
+    Share shares[MAX_THREADS];
     _Alignas(64) _Atomic int64_t undone;  // items of the phase
     _Alignas(64) const Program *program;
+    int64_t threads;  // of the running program, the caller's included
     _Atomic int running;
-    _Atomic int64_t wanted;  // threads of the running program, the caller's included
+    _Atomic int64_t wanted;  // threads that may take items
     int64_t started;         // threads that exist besides the callers'
     int64_t sleeping;
     pthread_mutex_t callers, mutex;
@@ -60,34 +67,42 @@ static void advance(int64_t phase) {
         int64_t items = program->items(program->work, phase);
         if (items > 1) {
             atomic_store(&team.undone, items);
-            atomic_store(&team.ticket, (uint64_t)phase << 2 * ITEM_BITS | (uint64_t)items << ITEM_BITS);
+            // All shares that were not given anything are empty since the phase before.
+            int64_t shares = items < team.threads ? items : team.threads;
+            for (int64_t i = 0; i < shares; i++)
+                atomic_store(&team.shares[i].left, WORD(phase, items * i / shares, items * (i + 1) / shares));
             return;
         }
         if (items == 1) program->run(program->work, phase, 0);
     }
-    atomic_store(&team.ticket, 0);
     atomic_store(&team.running, 0);
 }
 
-// Take one item and run it. 0: there was none.
-static int run_item(void) {
-    uint64_t ticket = atomic_load(&team.ticket);
-    if (NEXT(ticket) >= ITEMS(ticket)) return 0;
-    ticket = atomic_fetch_add(&team.ticket, 1);
-    if (NEXT(ticket) >= ITEMS(ticket)) return 0;
-    // Read only now: while an item is held, neither the phase nor the program changes.
-    const Program *program = team.program;
-    program->run(program->work, PHASE(ticket), NEXT(ticket));
-    if (atomic_fetch_sub(&team.undone, 1) == 1) advance(PHASE(ticket));
-    return 1;
+// Take one item and run it: the first of the thread's own share, or the last of another's. 0: there was none.
+static int run_item(int64_t index, int64_t threads) {
+    for (int64_t i = 0; i < threads; i++) {
+        Share *share = &team.shares[(index + i) % threads];
+        uint64_t left = atomic_load(&share->left);
+        while (NEXT(left) < END(left)) {
+            uint64_t after = i == 0 ? left + 1 : left - (1u << ITEM_BITS);
+            if (!atomic_compare_exchange_weak(&share->left, &left, after)) continue;
+            // Read only now: while an item is held, neither the phase nor the program changes.
+            const Program *program = team.program;
+            program->run(program->work, PHASE(left), i == 0 ? NEXT(left) : END(left) - 1);
+            if (atomic_fetch_sub(&team.undone, 1) == 1) advance(PHASE(left));
+            return 1;
+        }
+    }
+    return 0;
 }
 
 static void *work(void *argument) {
     int64_t index = (int64_t)(intptr_t)argument, waits = 0;
     for (;;) {
-        if (index < atomic_load(&team.wanted) && run_item()) {
+        int64_t wanted = atomic_load(&team.wanted);
+        if (index < wanted && run_item(index, wanted)) {
             waits = 0;
-        } else if (atomic_load(&team.running) && index < atomic_load(&team.wanted)) {
+        } else if (atomic_load(&team.running) && index < wanted) {
             wait_a_little(&waits);
         } else if (++waits < SPINS) {
             pause_a_little();  // the next program often follows at once
@@ -118,16 +133,13 @@ static void start_threads(int64_t threads) {
     pthread_sigmask(SIG_SETMASK, &before, 0);
 }
 
-int64_t running_threads(void) {
-    int64_t wanted = atomic_load_explicit(&team.wanted, memory_order_relaxed);
-    return wanted > 1 ? wanted : 1;
-}
-
 void run_program(const Program *program, int64_t threads) {
+    if (threads < 1) threads = 1;
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     pthread_mutex_lock(&team.callers);
     if (team.started < threads - 1) start_threads(threads);
     team.program = program;
+    team.threads = threads;
     atomic_store(&team.running, 1);
     advance(-1);
     if (threads > 1 && atomic_load(&team.running)) {
@@ -138,7 +150,7 @@ void run_program(const Program *program, int64_t threads) {
     }
     int64_t waits = 0;
     while (atomic_load(&team.running)) {
-        if (run_item()) waits = 0;
+        if (run_item(0, threads)) waits = 0;
         else wait_a_little(&waits);
     }
     atomic_store(&team.wanted, 0);
