@@ -32,6 +32,30 @@ class TokenIds(list[int]):
     """A list that is known to hold whole numbers only: to look at each of them again would take long."""
 
 
+class WholeNumbers(list[float]):
+    """Another as it was sent, with numbers such as 802.0: JSON Schema calls them whole, and some languages write all of
+    theirs so. `token_ids` are the same without the points."""
+
+    token_ids: list[int]
+
+
+def as_token_ids(value: Any) -> list[int] | None:
+    """The numbers of a list that holds whole ones only (JSON's true is none); None where it does not."""
+    if isinstance(value, TokenIds):
+        return value
+    if isinstance(value, WholeNumbers):
+        return value.token_ids
+    # A longer one has been read in parts, and would be one of these.
+    if not isinstance(value, list) or len(value) > PART_BYTES:
+        return None
+    types = set(map(type, value))  # gathered in C
+    if types <= {int}:
+        return value
+    if types <= {int, float} and all(type(number) is int or number.is_integer() for number in value):
+        return list(map(int, value))
+    return None
+
+
 async def read_json(body: bytes, turns: Turns, reads: Callable[[str], bool] = lambda name: True) -> Any:
     """`reads` says of which fields the value matters; that of another may come out as True where it is long.
 
@@ -107,14 +131,24 @@ async def _read(text: bytes, turns: Turns, name: str, level: int = 1) -> Any:
 
 def _parse(text: bytes) -> Any:
     value = from_json(text, allow_inf_nan=False)
-    # Types are gathered in C.
-    return TokenIds(value) if isinstance(value, list) and value and set(map(type, value)) == {int} else value
+    if not isinstance(value, list) or not value:
+        return value
+    token_ids = as_token_ids(value)
+    if token_ids is None:
+        return value
+    return TokenIds(value) if token_ids is value else _whole_numbers(value, token_ids)
+
+
+def _whole_numbers(values: list[Any], token_ids: list[int]) -> WholeNumbers:
+    numbers = WholeNumbers(values)
+    numbers.token_ids = token_ids
+    return numbers
 
 
 async def _read_numbers(text: bytes, turns: Turns) -> list[Any]:
     """A list that has neither texts nor lists nor objects in it."""
     values = TokenIds()
-    all_whole = True
+    token_ids: list[int] | None = values  # until a number comes that is written with a point
     start, last = 1, text.rindex(b"]")
     while start <= last:
         end = text.find(b",", start + PART_BYTES, last)
@@ -123,12 +157,21 @@ async def _read_numbers(text: bytes, turns: Turns) -> list[Any]:
             return part
         if not part:
             raise ValueError("a list ends in a comma")
-        all_whole = all_whole and type(part) is TokenIds
+        if token_ids is values and type(part) is not TokenIds:
+            token_ids = list(values)
         values += part
+        if token_ids is not values and token_ids is not None:
+            part_ids = as_token_ids(part)
+            if part_ids is None:
+                token_ids = None
+            else:
+                token_ids += part_ids
         start = end + 1 if end >= 0 else last + 1
         if turns.over:
             await turns.next()
-    return values if all_whole else list(values)
+    if token_ids is values:
+        return values
+    return list(values) if token_ids is None else _whole_numbers(values, token_ids)
 
 
 def _text_parts(text: bytes) -> Iterator[tuple[int, int]]:

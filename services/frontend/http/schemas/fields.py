@@ -14,7 +14,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from services.frontend.http.json_body import TokenIds
+from services.frontend.http.json_body import as_token_ids
 from shared.sampling_params import MAX_LIST_LENGTH
 
 
@@ -69,15 +69,11 @@ WholeNumber = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2*
 Flag = Annotated[bool, Field(strict=True)]
 
 
-def is_token_ids(value: Any) -> bool:
-    """A list of integers only (JSON's true is none)."""
-    return isinstance(value, TokenIds) or (isinstance(value, list) and set(map(type, value)) <= {int})
-
-
 def _token_ids(value: Any) -> list[int]:
-    if not is_token_ids(value):
+    token_ids = as_token_ids(value)
+    if token_ids is None:
         raise ValueError("must be a list of token ids (whole numbers)")
-    return value
+    return token_ids
 
 
 TokenIdList = Annotated[
@@ -111,10 +107,17 @@ def _prompt(value: Any) -> list[str | list[int]]:
     if isinstance(value, list) and value:
         if all(isinstance(item, str) for item in value):
             return value
-        if is_token_ids(value):
-            return [value]
-        if all(is_token_ids(item) for item in value):
-            return value
+        token_ids = as_token_ids(value)
+        if token_ids is not None:
+            return [token_ids]
+        prompts: list[str | list[int]] = []
+        for item in value:
+            token_ids = as_token_ids(item)
+            if token_ids is None:
+                break
+            prompts.append(token_ids)
+        else:
+            return prompts
     raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
 
 

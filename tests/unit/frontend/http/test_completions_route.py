@@ -39,6 +39,26 @@ def test_a_prompt_in_every_form(call, pool: EchoPool):
         assert stream[-1]["usage"] == answer.usage.model_dump(exclude_none=True)
 
 
+def test_whole_numbers_may_be_written_with_a_point(call, pool: EchoPool):
+    one, two = ids("one", pool), ids("zwei", pool)
+    for prompt in ([*map(float, one)], [one[0], *map(float, one[1:])], [[*map(float, one)], two]):
+        pool.submitted.clear()
+        fields = {"n": 1.0, "max_tokens": 2.0, "seed": 5.0, "logprobs": 1.0, "top_k": 7.0}
+        fields |= {"stop_token_ids": [9.0, 10], "allowed_token_ids": [*map(float, range(200))]}
+        assert call.complete(prompt, **fields).status_code == 200
+        generation = pool.submitted[0]
+        assert generation.prompt_token_ids == one
+        sampling = generation.sampling
+        assert (sampling.max_tokens, sampling.seed, sampling.logprobs, sampling.top_k) == (2, 5, 1, 7)
+        assert (sampling.stop_token_ids, sampling.allowed_token_ids) == ([9, 10], list(range(200)))
+        for numbers in (generation.prompt_token_ids, sampling.stop_token_ids, sampling.allowed_token_ids or ()):
+            assert set(map(type, numbers)) == {int}
+    long = [float(one[0])] * 20_000  # read in parts
+    assert "20000 tokens" in call.complete(long).json()["error"]["message"]
+    assert call.post("/detokenize", {"tokens": [*map(float, one)]}).json() == {"prompt": "one"}
+    assert call.post("/detokenize", {"tokens": long}).json() == {"prompt": "o" * 20_000}
+
+
 def test_sixteen_tokens_by_default(call, pool: EchoPool):
     choice = call.complete("a" * 20).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("a" * 16, "length")

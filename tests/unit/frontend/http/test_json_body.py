@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from services.frontend.http import json_body, json_size
 from services.frontend.http.errors import ApiError
-from services.frontend.http.json_body import TokenIds
+from services.frontend.http.json_body import TokenIds, WholeNumbers, as_token_ids
 from services.frontend.http.json_size import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, count_json
 from services.frontend.http.turns import Turns
 
@@ -92,6 +92,29 @@ def test_token_ids_need_not_be_looked_at_again() -> None:
     assert {type(prompt) for prompt in value["prompt"]} == {TokenIds}
     assert type(value["mixed"]) is list
     assert type(value["one"]) is TokenIds
+
+
+@pytest.mark.parametrize("last", [1, 2.0, 2.5, None, 1e300])
+@pytest.mark.parametrize("first", [1, 0.0, -0.5, True])
+def test_numbers_stay_as_they_were_sent_and_are_known_to_be_whole(first: object, last: object) -> None:
+    """Wherever in a list of many parts the one is that is written with a point."""
+    numbers = [first, *range(30_000), last]
+    (read_numbers,) = read(json.dumps({"prompt": numbers}).encode()).values()
+    assert list(map(repr, read_numbers)) == list(map(repr, numbers))
+    whole = all(type(number) is int or (type(number) is float and number.is_integer()) for number in (first, last))
+    token_ids = as_token_ids(read_numbers)
+    assert (token_ids is not None) == whole == isinstance(read_numbers, TokenIds | WholeNumbers)
+    if token_ids is not None:
+        assert token_ids == numbers
+        assert set(map(type, token_ids)) == {int}
+        assert token_ids is as_token_ids(read_numbers)  # made once, in parts
+
+
+def test_a_list_that_is_ids_and_more_is_none() -> None:
+    for value in ([True], [1, "1"], [1.0, None], [[1]], [float("inf")], [float("nan"), 1], "12", {"1": 1}, None, 5):
+        assert as_token_ids(value) is None
+    assert as_token_ids([]) == []
+    assert list(map(type, as_token_ids([2.0, -0.0, 2**70]) or ())) == [int, int, int]
 
 
 @pytest.mark.parametrize(

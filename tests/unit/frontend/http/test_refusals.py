@@ -58,6 +58,7 @@ BOTH = [
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+    ({"logit_bias": {"5.0": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
     ({"logit_bias": {"5": "1"}}, "logit_bias"),
     ({"logit_bias": {"5": None}}, "logit_bias"),
