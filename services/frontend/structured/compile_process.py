@@ -97,10 +97,17 @@ _table: Any = None
 
 
 def _as_lark(grammar: str) -> str:
-    """llama.cpp's GBNF is taken too, as vLLM's clients send it."""
+    """llama.cpp's GBNF is taken too, as vLLM's clients send it. Raises ValueError."""
     from llguidance.gbnf_to_lark import any_to_lark
 
-    return any_to_lark(grammar)
+    try:
+        return any_to_lark(grammar)
+    except IndexError as error:  # it reads past the end
+        raise ValueError("the grammar ends too early") from error
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:  # its own errors are no more than that
+        raise ValueError(str(error)) from error
 
 
 def _check_structures(value: object) -> None:

@@ -74,6 +74,29 @@ def test_the_place_of_what_cannot_be_compiled() -> None:
     run(check)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ("root :== 'a'", "Expected ::= at line 1"),
+        ('first ::= "a"', "No 'root' rule"),
+        ('root ::= "a', "Unexpected end of input"),
+        ('root ::= [^"\\', "ends too early"),
+        ("", "No 'root' rule"),
+    ],
+)
+def test_a_grammar_that_cannot_be_read_is_told_why(
+    grammar: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def check(checker: GrammarChecker) -> None:
+        refused = await refusal(checker, StructuredOutput(kind="grammar", value=grammar))
+        assert refused.message.startswith("cannot be read: ")
+        assert reason in refused.message
+        assert refused.status == 400
+
+    run(check)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def nested(depth: int) -> dict[str, Any]:
     deep: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
