@@ -43,7 +43,9 @@ class EngineSettings(ModelSettings, ServiceSettings):
         None, ge=1, description="KV-cache blocks; by default as many as kv_cache_memory holds."
     )
     kv_cache_memory: float = Field(
-        2.0, gt=0, description="GiB for the KV cache on a CPU, all taken while the engine first idles."
+        2.0,
+        gt=0,
+        description="GiB for the KV cache on a CPU, taken as the engine first idles, where there is enough.",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="Share of a GPU's memory for weights, activations and KV cache."

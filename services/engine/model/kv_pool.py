@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.engine.model.available_memory import available_memory
 from services.engine.model.page_memory import fresh_pages, populate
 
 PIECE_BYTES = 2 << 20  # a huge page: about 0.1 ms, or 5 where a virtual machine's host has to find it first
+KEPT_FREE_BYTES = 512 << 20  # for the process's own growth, and for others
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +59,18 @@ class KVPool:
         piece = next(self._untaken, None)
         if piece is None:
             return False
+        available = available_memory()
         try:
+            if available is not None and available < KEPT_FREE_BYTES:
+                raise OSError(f"{available >> 20} MiB are available")
             if populate(*piece):
                 return True
         except OSError as error:
-            logger.warning("The system has no memory for all of the KV cache (lower --kv-cache-memory): %s", error)
+            logger.warning(
+                "The rest of the KV cache is taken only as it is used, and may then not be there: %s. "
+                "Lower --kv-cache-memory, or give the engine more memory.",
+                error,
+            )
         self._untaken = iter(())
         return False
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.engine.model import kv_pool
-from services.engine.model.kv_pool import PIECE_BYTES, KVLayer, KVPool
+from services.engine.model.kv_pool import KEPT_FREE_BYTES, PIECE_BYTES, KVLayer, KVPool
 from tests.unit.engine.model.resident_memory import resident_bytes
 
 CPU = torch.device("cpu")
@@ -39,6 +39,11 @@ def test_a_large_pool_takes_no_memory_before_it_is_used() -> None:
     assert sum(map(resident_bytes, tensors)) < 0.1 * sum(tensor.nbytes for tensor in tensors)
     pool.keys[3].fill_(1)
     assert resident_bytes(pool.keys[3]) > 0.99 * pool.keys[3].nbytes
+
+
+@pytest.fixture(autouse=True)
+def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_pool, "available_memory", lambda: None)
 
 
 def small_pool() -> KVPool:
@@ -79,21 +84,28 @@ def test_what_cannot_be_taken_is_left_to_the_system(monkeypatch: pytest.MonkeyPa
     assert asked == [pool.keys[0].data_ptr()]
 
 
-def test_memory_that_the_system_does_not_have_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def no_memory(address: int, num_bytes: int) -> bool:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize(
+    ("available", "reason"),
+    [(KEPT_FREE_BYTES - 1, "511 MiB are available"), (None, "[Errno 12] Cannot allocate memory")],
+)
+def test_memory_that_is_not_there_is_told_once_and_left(
+    available: int | None, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = small_pool()
-
-    def populate(address: int, num_bytes: int) -> bool:
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr(kv_pool, "populate", populate)
+    monkeypatch.setattr(kv_pool, "available_memory", lambda: KEPT_FREE_BYTES)
+    assert pool.take_memory()
+    monkeypatch.setattr(kv_pool, "available_memory", lambda: available)
+    monkeypatch.setattr(kv_pool, "populate", no_memory)
     with caplog.at_level(logging.WARNING):
         assert not pool.take_memory()
         assert not pool.take_memory()
-    assert [record.getMessage() for record in caplog.records] == [
-        "The system has no memory for all of the KV cache (lower --kv-cache-memory): [Errno 12] Cannot allocate memory"
-    ]
+    (record,) = caplog.records
+    assert reason in record.getMessage()
+    assert "--kv-cache-memory" in record.getMessage()
 
 
 def test_a_closed_pool_takes_nothing() -> None:
