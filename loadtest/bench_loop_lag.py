@@ -110,6 +110,7 @@ def large_bodies() -> dict[str, tuple[str, bytes]]:
     messages = [{"role": "user", "content": "hello"}] * 9000
     numbers = json.dumps({"prompt": "x", "of_no_use": list(range(590_000)), "max_tokens": 1}).encode()
     bias = json.dumps({"prompt": "x", "logit_bias": {str(number): 1 for number in range(99_000)}}).encode()
+    tokens = json.dumps({"tokens": [1000 + number % 40_000 for number in range(500_000)]}).encode()
     return {
         "64 prompts of 8,000 ids": ("/v1/completions", ids),
         "the same, wrong at its end": ("/v1/completions", ids.replace(b"]]", b",]]")),
@@ -117,6 +118,8 @@ def large_bodies() -> dict[str, tuple[str, bytes]]:
         "the same, a message": ("/v1/chat/completions", message),
         "590,000 numbers under an unknown name": ("/v1/completions", numbers),
         "99,000 entries of logit_bias": ("/v1/completions", bias),
+        "2 MB to /tokenize": ("/tokenize", json.dumps({"prompt": WORDS * 20_000}).encode()),
+        "500,000 ids to /detokenize": ("/detokenize", tokens),
         "9,000 messages": ("/v1/chat/completions", json.dumps({"messages": messages}).encode()),
         "9,000 wrong messages": ("/v1/chat/completions", json.dumps({"messages": [{"role": 1}] * 9000}).encode()),
     }

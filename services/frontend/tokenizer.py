@@ -12,6 +12,8 @@ from services.frontend.output.detokenizer import Detokenizer, PieceDetokenizer, 
 from services.frontend.output.pieces import MAX_TOKEN_ID, TokenPieces
 from shared.token_bytes import read_decoding_rule
 
+_TOKENS_AT_ONCE = 8192
+
 
 class TokenizerLoadError(Exception):
     """The tokenizer cannot be had; the message says from where and why."""
@@ -87,7 +89,10 @@ class Tokenizer:
     ) -> str:
         """The whole text of a sequence: exactly the concatenation of what its detokenizer streams."""
         detokenizer = self.detokenizer(skip_special_tokens, spaces_between_special_tokens)
-        return detokenizer.push(token_ids) + detokenizer.flush()
+        # In parts: to join what hundreds of thousands of tokens give would keep all other threads for milliseconds.
+        starts = range(0, len(token_ids), _TOKENS_AT_ONCE)
+        texts = [detokenizer.push(token_ids[start : start + _TOKENS_AT_ONCE]) for start in starts]
+        return "".join(texts) + detokenizer.flush()
 
     def detokenizer(
         self,

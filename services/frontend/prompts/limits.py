@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from services.frontend.prompts.errors import InvalidPrompt
 
+# A third of a millisecond's work in C, which lets no other thread run meanwhile.
+_IDS_AT_ONCE = 16_384
+
 
 def truncate_prompt(token_ids: list[int], keep: int | None, *, max_model_len: int, max_tokens: int | None) -> list[int]:
     """The last `keep` tokens of the prompt; -1 keeps as many as fit beside `max_tokens`; None keeps all."""
@@ -60,8 +63,10 @@ def _too_long(length: str, max_model_len: int, param: str) -> InvalidPrompt:
 
 def check_prompt_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raise InvalidPrompt where a client's token id is none of the model's."""
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidPrompt(
-            f"{param} holds token id {wrong}, which is outside the vocabulary (0 to {vocab_size - 1})", param
-        )
+    for start in range(0, len(token_ids), _IDS_AT_ONCE):
+        part = token_ids[start : start + _IDS_AT_ONCE]
+        if min(part) < 0 or max(part) >= vocab_size:
+            wrong = next(token_id for token_id in part if not 0 <= token_id < vocab_size)
+            raise InvalidPrompt(
+                f"{param} holds token id {wrong}, which is outside the vocabulary (0 to {vocab_size - 1})", param
+            )

@@ -58,7 +58,9 @@ async def detokenize(http_request: Request) -> Response:
     state = frontend_state(http_request)
     request = await parse_body(http_request, DetokenizeRequest)
     _, model = state.model(request.model)
-    check_prompt_ids(request.tokens, model.tokenizer.vocab_size, "tokens")
+    tokens, vocab_size = request.tokens, model.tokenizer.vocab_size
     with state.preparing():
-        text = await model.prompts.decode(request.tokens, skip_special_tokens=False)
+        # Unlike a prompt's, as many as a body holds.
+        await model.prompts.run(len(tokens), lambda: check_prompt_ids(tokens, vocab_size, "tokens"))
+        text = await model.prompts.decode(tokens, skip_special_tokens=False)
     return Response(json_bytes({"prompt": text}), media_type="application/json")

@@ -1,6 +1,7 @@
 """Models, tokenization, health, version, and the OpenAPI document."""
 
 import http.client
+import threading
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from echo_app import EOS, MAX_MODEL_LEN, Call, EchoPool, LiveServer
 
 from services.frontend.engines.status import EngineStatus
 from services.frontend.http.app import create_app
+from services.frontend.http.routes import tokenization
 from services.frontend.http.schemas.responses import Detokenized, EngineList, ModelCard, ModelList, Tokenized
 
 
@@ -39,6 +41,22 @@ def test_tokenize_a_conversation(call, pool: EchoPool):
 def test_tokenize_without_an_engine(call, pool: EchoPool):
     pool.ready, pool.limits = False, None
     assert call.post("/tokenize", {"prompt": "a"}).json()["max_model_len"] is None
+
+
+def test_many_token_ids_are_looked_at_beside_the_event_loop(call, monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+    real = tokenization.check_prompt_ids
+
+    def watched(*arguments) -> None:
+        threads.append(threading.current_thread())
+        real(*arguments)
+
+    monkeypatch.setattr(tokenization, "check_prompt_ids", watched)
+    for number, is_beside in ((5, False), (200_000, True)):
+        assert len(call.post("/detokenize", {"tokens": [97] * number}).json()["prompt"]) == number
+        assert (threads.pop() is not threading.main_thread()) == is_beside
+    answer = call.post("/detokenize", {"tokens": [97] * 200_000 + [99_999]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
 
 
 def test_half_a_character_detokenized(call, pool: EchoPool):

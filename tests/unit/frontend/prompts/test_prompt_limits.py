@@ -67,3 +67,13 @@ def test_ids_outside_the_vocabulary_are_named(wrong):
     check_prompt_ids([0, 99], 100, "prompt")
     with pytest.raises(InvalidPrompt, match=str(wrong)):
         check_prompt_ids([0, wrong, 99], 100, "prompt")
+
+
+@pytest.mark.parametrize("place", [0, 16_383, 16_384, 49_999])
+@pytest.mark.parametrize("wrong", [-1, 100])
+def test_one_wrong_id_among_many_is_found_and_named(place, wrong):
+    token_ids = [number % 100 for number in range(50_000)]
+    check_prompt_ids(token_ids, 100, "tokens")
+    token_ids[place] = wrong
+    with pytest.raises(InvalidPrompt, match=f"tokens holds token id {wrong},"):
+        check_prompt_ids(token_ids, 100, "tokens")
