@@ -110,7 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         logger.debug("probes: " + format, *args)
