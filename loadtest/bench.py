@@ -14,9 +14,11 @@ keeps.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +41,7 @@ RECORD = ROOT / "loadtest" / "bench.json"
 DOCUMENT = ROOT / "docs" / "performance.md"
 LARGEST_FALL = 0.15
 PART_SECONDS = 900
+PATIENCE_SECONDS = 60  # of a part that is to end its servers
 
 
 def compare(ratios: Ratios, committed: Ratios, color: bool = True) -> tuple[str, list[str]]:
@@ -69,8 +72,30 @@ def run_part(name: str, flags: Sequence[str]) -> tuple[Any, str]:
     output = RESULTS / f"bench_{name}.json"
     output.unlink(missing_ok=True)
     command = [sys.executable, "-m", f"loadtest.bench_{name}", *flags, "--output", str(output)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=PART_SECONDS)
-    return json.loads(output.read_text(encoding="utf-8")), done.stdout
+    printed = run_bounded(command, PART_SECONDS)
+    return json.loads(output.read_text(encoding="utf-8")), printed
+
+
+def run_bounded(command: Sequence[str], seconds: float) -> str:
+    """What it prints. Nothing that it started outlives it. Raises CalledProcessError or TimeoutExpired."""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            printed, _ = process.communicate(timeout=seconds)
+        finally:
+            _end_group(process)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, printed)
+    return printed
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C, at which a part ends the servers that it has in groups of their own; then what is left is killed."""
+    with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(PATIENCE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def last_committed() -> dict[str, Any]:

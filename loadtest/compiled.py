@@ -1,5 +1,7 @@
-"""Compiles the C programs of the benchmarks at their first use, into a folder of this user's own."""
+"""Compiles the C programs of the benchmarks at their first use, into the user's cache; where others could write there,
+into a folder of this process's own."""
 
+import atexit
 import functools
 import hashlib
 import os
@@ -7,6 +9,8 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from shared.cache_folder import own_cache_folder
 
 
 class NoCompiler(RuntimeError):
@@ -20,10 +24,19 @@ def compiled(source: Path, *flags: str) -> Path:
     if compiler is None:
         raise NoCompiler(f"{source.name} is compiled at its first use, and there is no cc: install gcc")
     digest = hashlib.sha256(repr((flags, source.read_bytes())).encode()).hexdigest()[:16]
-    target = Path(tempfile.gettempdir()) / f"tandem-benchmarks-{os.getuid()}" / f"{source.stem}-{digest}"
+    target = _folder() / f"{source.stem}-{digest}"
     if not target.exists():
-        target.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = target.with_suffix(f".{os.getpid()}")
         subprocess.run([compiler, *flags, "-o", str(temporary), str(source)], check=True)
         temporary.replace(target)
     return target
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = own_cache_folder("benchmarks")
+    if folder is None:
+        fresh = tempfile.TemporaryDirectory(prefix="tandem-benchmarks-")
+        atexit.register(fresh.cleanup)
+        folder = Path(fresh.name)
+    return folder

@@ -1,11 +1,14 @@
 """What `make bench` makes of its parts' numbers."""
 
+import contextlib
 import json
 import subprocess
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from loadtest import bench
@@ -165,3 +168,36 @@ def test_the_short_form_fails_under_a_floor_and_writes_nothing(
     assert "FAILED: frontend: a token among 8 streams over one among 512: 0.04" in capsys.readouterr().out
     assert not bench.RECORD.exists()
     assert "the table" not in bench.DOCUMENT.read_text()
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("ignores", ["", "trap '' INT; "])
+def test_a_part_that_takes_too_long_leaves_nothing_running(
+    ignores: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PATIENCE_SECONDS", 0.1 if ignores else 60)
+    pid_file = tmp_path / "pid"
+    # The one in the background ignores Ctrl-C, as sh has it; its output is not the part's, which would wait for it.
+    script = f"{ignores}sleep 600 >/dev/null & echo $! > {pid_file}; sleep 600"
+    seconds = 0.2
+    while not pid_file.exists() or not pid_file.read_text().endswith("\n"):
+        with pytest.raises(subprocess.TimeoutExpired):
+            bench.run_bounded(["sh", "-c", script], seconds)
+        seconds *= 2
+    wait_for_end(int(pid_file.read_text()))
+
+
+def test_a_part_that_ends_leaves_nothing_running_either(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"sleep 600 >/dev/null & echo $! > {pid_file}; echo a table"
+    assert bench.run_bounded(["sh", "-c", script], 60) == "a table\n"
+    wait_for_end(int(pid_file.read_text()))
+    with pytest.raises(subprocess.CalledProcessError):
+        bench.run_bounded(["false"], 60)

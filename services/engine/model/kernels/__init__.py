@@ -11,13 +11,14 @@ import logging
 import os
 import platform
 import shlex
-import stat
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from shared.cache_folder import own_cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def load_kernels() -> Kernels | None:
         # An empty value means what none does, as in make.
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
         name = _library_name(compiler)
-        folder = _cache_folder()
+        folder = own_cache_folder("kernels")
         if folder is not None:
             return _load_or_compile(compiler, folder / name)
         with tempfile.TemporaryDirectory(prefix="tandem-kernels-") as own:
@@ -134,25 +135,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-
-
-def _cache_folder() -> Path | None:
-    """Where compiled kernels stay. None where that cannot be (a read-only home, as containers have it), or where
-    somebody else could put a library that this process would then run."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "tandem" / "kernels"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = folder.stat()
-        foreign = status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if foreign:
-            logger.warning(
-                "Others than this user may write to %s, so the CPU kernels are not taken from there but compiled at "
-                "every start. Make it this user's alone (chown, chmod 700) to change that.",
-                folder,
-            )
-        elif os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return None

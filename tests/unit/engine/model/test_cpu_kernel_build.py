@@ -65,22 +65,6 @@ def test_a_library_that_was_cut_short_is_compiled_again(tmp_path: Path, monkeypa
     assert library.stat().st_size > 0
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_nothing_is_loaded_from_a_folder_that_others_may_write_to(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = tmp_path / "tandem" / "kernels"
-    folder.mkdir(parents=True)
-    folder.chmod(mode)
-    assert kernels._cache_folder() is None
-    assert "chmod 700" in caplog.text
-    folder.chmod(0o755)
-    assert kernels._cache_folder() == folder
-    monkeypatch.setattr("os.geteuid", lambda: folder.stat().st_uid + 1)
-    assert kernels._cache_folder() is None
-
-
 def test_a_compiler_that_takes_too_long_is_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
