@@ -1,10 +1,15 @@
 """How late the frontend's event loop is while long conversations come: the loop-lag metric, with streams beside them.
 
     python -m loadtest.bench_loop_lag [--tokens 8000] [--clients 1 4] [--streams 64] [--seconds 10] [--bodies]
+                                      [--niceness 10]
 
 Some clients send a conversation of 8,000 tokens again as soon as it is answered, which takes a template, a tokenizer
 and a large ADD each time; meanwhile streams run at 50 tokens/s each. Everything that the frontend serves waits for its
 event loop, so what holds it up shows in tandem_frontend_event_loop_lag_seconds. Beside it the streams alone.
+
+Engine and clients are nice: they have what the frontend leaves of the cores, as if they ran on other machines. With
+--niceness 0 they take them from it. "No core" is how long the loop's thread was ready while others had the cores, which
+the frontend's own threads are among.
 
 With --bodies the clients send other large bodies, one kind after the other: what is read, right or wrong.
 """
@@ -25,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loadtest.bench_result import RESULTS, table, write_json
-from loadtest.simulated_fleet import running_fleet
+from loadtest.simulated_fleet import Fleet, core_wait_seconds, running_fleet
 from loadtest.stream_load import http_request, run_stream_load
 from services.launcher.smollm2 import ensure_smollm2
 
@@ -46,6 +51,8 @@ class Cell:
     lags: dict[str, float]
     late: float  # the share of lags over LIMIT
     within_ms: float  # the bound that no lag was over
+    stream_tokens: float  # a second, of each stream
+    no_core: float | None  # seconds in a second that the loop's thread was ready to run and did not
 
 
 def lag_counts(port: int) -> dict[str, float]:
@@ -65,12 +72,12 @@ def conversation(folder: Path, tokens: int) -> list[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def asking(port: int, request: bytes, clients: int, seconds: float) -> Iterator[list[float]]:
+def asking(port: int, request: bytes, clients: int, seconds: float, niceness: int) -> Iterator[list[float]]:
     """Clients that ask again and again while the context lasts. Yields what will hold prompts/s and their median ms."""
     outcome: list[float] = []
 
     def ask() -> None:
-        load = run_stream_load(port, request, clients, seconds=seconds)
+        load = run_stream_load(port, request, clients, seconds=seconds, niceness=niceness)
         outcome.extend((load.answers / load.seconds, load.first_median_ms))
 
     thread = threading.Thread(target=ask)
@@ -127,22 +134,30 @@ def large_bodies() -> dict[str, tuple[str, bytes]]:
 
 def measure(
     what: str,
-    port: int,
+    fleet: Fleet,
     asked: contextlib.AbstractContextManager[list[float]],
     clients: int,
     streams: int,
     seconds: float,
+    niceness: int,
 ) -> Cell:
     counts: list[dict[str, float]] = []
+    waits: list[float | None] = []
+
+    def look() -> None:
+        counts.append(lag_counts(fleet.port))
+        waits.append(core_wait_seconds(fleet.frontend))
+
     short = {"model": "m", "prompt": [500] * 8, "max_tokens": 4000, "ignore_eos": True}
     with asked as outcome:
-        run_stream_load(
-            port,
+        load = run_stream_load(
+            fleet.port,
             http_request("/v1/completions", short),
             streams,
             seconds=seconds,
-            at_begin=lambda: counts.append(lag_counts(port)),
-            at_end=lambda: counts.append(lag_counts(port)),
+            niceness=niceness,
+            at_begin=look,
+            at_end=look,
         )
     cumulative = {bound: counts[1][bound] - counts[0][bound] for bound in counts[0]}
     lags: dict[str, float] = {}
@@ -150,6 +165,7 @@ def measure(
     for bound, count in cumulative.items():
         lags[bound], below = count - below, count
     prompts, median = outcome or (0.0, 0.0)
+    first_wait, last_wait = waits
     return Cell(
         what,
         clients,
@@ -158,20 +174,24 @@ def measure(
         lags,
         late=1 - cumulative[str(LIMIT)] / cumulative["+Inf"],
         within_ms=1e3 * max(float(bound) for bound, count in lags.items() if count),
+        stream_tokens=load.chunks / load.seconds / streams,
+        no_core=None if first_wait is None or last_wait is None else (last_wait - first_wait) / load.seconds,
     )
 
 
 def as_table(cells: list[Cell]) -> str:
     shown = ("0.001", "0.0025", "0.005", "0.01")
-    header = "bodies|clients|prompts/s|first byte ms|lags: up to 1 ms|2.5|5|10|more|over 5 ms"
+    header = (
+        "bodies|clients|prompts/s|first byte ms|lags: up to 1 ms|2.5|5|10|more|over 5 ms|a stream's tok/s|no core ms/s"
+    )
     rows: list[Sequence[object]] = []
     for cell in cells:
         counts = [cell.lags[bound] for bound in shown]
         more = sum(cell.lags.values()) - sum(counts)
         lags = (f"{count:.0f}" for count in (*counts, more))
-        rows.append(
-            (cell.what, cell.clients, f"{cell.prompts:.0f}", f"{cell.prompt_median_ms:.0f}", *lags, f"{cell.late:.1%}")
-        )
+        no_core = "–" if cell.no_core is None else f"{1e3 * cell.no_core:.0f}"
+        asked = (cell.what, cell.clients, f"{cell.prompts:.0f}", f"{cell.prompt_median_ms:.0f}")
+        rows.append((*asked, *lags, f"{cell.late:.1%}", f"{cell.stream_tokens:.1f}", no_core))
     return table(header.split("|"), rows)
 
 
@@ -183,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="of the steady state that are measured (default 10)"
     )
+    parser.add_argument("--niceness", type=int, default=10, help="of engine and clients (default 10; 0: none)")
     parser.add_argument("--bodies", action="store_true", help="other large bodies than conversations, from one client")
     parser.add_argument("--output", type=Path, default=RESULTS / "bench_loop_lag.json")
     options = parser.parse_args(arguments)
@@ -192,7 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells: list[Cell] = []
     with (
         tempfile.TemporaryDirectory(prefix="tandem-bench-") as scratch,
-        running_fleet(folder, Path(scratch), 1, {"simulated_step_ms": STEP_MS}) as fleet,
+        running_fleet(
+            folder, Path(scratch), 1, {"simulated_step_ms": STEP_MS}, engine_niceness=options.niceness
+        ) as fleet,
     ):
         longer = options.seconds + 3
         if options.bodies:
@@ -201,12 +224,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
         else:
             kinds = {
-                f"{options.tokens} tokens, {clients}": (asking(fleet.port, request, clients, longer), clients)
+                f"{options.tokens} tokens, {clients}": (
+                    asking(fleet.port, request, clients, longer, options.niceness),
+                    clients,
+                )
                 for clients in options.clients
             }
         for what, (asked, clients) in kinds.items():
             print(f"{what} …", file=sys.stderr, flush=True)
-            cells.append(measure(what, fleet.port, asked, clients, options.streams, options.seconds))
+            cells.append(
+                measure(what, fleet, asked, clients, options.streams, options.seconds, niceness=options.niceness)
+            )
             print(asdict(cells[-1]), file=sys.stderr, flush=True)
     print(as_table(cells))
     write_json(options.output, [asdict(cell) for cell in cells])

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from loadtest.server_process import ROOT
+from loadtest.stream_load import nicely
 
 
 @contextlib.contextmanager
@@ -25,13 +26,14 @@ def running_fleet(
     engine: Mapping[str, object],
     *,
     stamp_file: Path | None = None,
+    engine_niceness: int = 0,
 ) -> Iterator["Fleet"]:
     """One frontend and `num_engines` engines with the settings `engine`, until the block ends. With `stamp_file` a
-    token's id says when it was made: see stamping_engine."""
+    token's id says when it was made: see stamping_engine. Nice engines leave the frontend the cores that they share."""
     command = ["services.command", "engine"] if stamp_file is None else ["loadtest.stamping_engine", str(stamp_file)]
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, command: Sequence[str], **settings: object) -> Path:
+    def start(name: str, command: Sequence[str], niceness: int = 0, **settings: object) -> Path:
         ready = scratch / f"{name}.json"
         ready.unlink(missing_ok=True)
         variables = {key: value for key, value in os.environ.items() if not key.startswith("TANDEM_")}
@@ -39,7 +41,8 @@ def running_fleet(
         for key, value in {"model": folder, "served_model_name": '["m"]', "ready_file": ready, **settings}.items():
             variables[f"TANDEM_{key.upper()}"] = str(value)
         with (scratch / f"{name}.log").open("wb") as log:
-            processes.append(subprocess.Popen([sys.executable, "-m", *command], env=variables, stderr=log))
+            line = [*nicely(niceness), sys.executable, "-m", *command]
+            processes.append(subprocess.Popen(line, env=variables, stderr=log))
         return ready
 
     def wait(ready: Path) -> dict[str, int]:
@@ -55,6 +58,7 @@ def running_fleet(
             start(
                 f"engine-{number}",
                 command,
+                engine_niceness,
                 executor="simulated",
                 link_port=0,
                 probe_port=0,
@@ -103,6 +107,15 @@ class Fleet:
             assert found is not None
             total += float(found.group(1))
         return total
+
+
+def core_wait_seconds(pid: int) -> float | None:
+    """For how long the process's first thread was ready and no core ran it; None where the system does not say."""
+    try:
+        _, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except OSError:
+        return None
+    return int(waited) / 1e9
 
 
 def cpu_seconds(pid: int) -> float:

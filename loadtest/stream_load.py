@@ -42,6 +42,11 @@ def stream_load() -> Path:
     return compiled(_SOURCE, "-O2")
 
 
+def nicely(niceness: int) -> list[str]:
+    """What to put before a command that leaves the cores to others, as if it ran on another machine."""
+    return ["nice", "-n", str(niceness)] if niceness else []
+
+
 def http_request(path: str, body: dict[str, Any]) -> bytes:
     """The whole request for a streamed answer."""
     content = json.dumps(body | {"stream": True}).encode()
@@ -60,17 +65,18 @@ def run_stream_load(
     seconds: float | None = None,
     interval: float = 1e-3,
     words: Sequence[bytes] = (),
+    niceness: int = 0,
     at_begin: Callable[[], None] = lambda: None,
     at_end: Callable[[], None] = lambda: None,
 ) -> StreamLoad:
     """Either `answers` in all, or `seconds` of the steady state, at whose ends the functions are called; then the
     streams begin `interval` seconds after each other.
-    `words`: see the C file. Raises RuntimeError where an answer failed."""
+    `words`: see the C file. `niceness`: see `nicely`. Raises RuntimeError where an answer failed."""
     with tempfile.TemporaryDirectory(prefix="tandem-load-") as folder:
         request_file, words_file = Path(folder) / "request", Path(folder) / "words"
         request_file.write_bytes(request)
         words_file.write_bytes(b"\n".join(words))
-        command = [str(stream_load()), "127.0.0.1", str(port), str(request_file), str(streams)]
+        command = [*nicely(niceness), str(stream_load()), "127.0.0.1", str(port), str(request_file), str(streams)]
         command += ["-n", str(answers)] if answers is not None else ["-t", str(seconds), "-i", str(interval)]
         command += ["-w", str(words_file)] if words else []
         if answers is not None:

@@ -34,6 +34,8 @@ def run(settings: FrontendSettings) -> int:
     raise_open_files_limit()
     leave_torch_out()
     threads = min(_MAX_PROMPT_THREADS, usable_cores())
+    # As many encode: see Tokenizer.encode.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     tracing: Tracing | None = None
     with ThreadPoolExecutor(threads, thread_name_prefix="prompt") as executor:
         try:

@@ -13,6 +13,8 @@ from services.frontend.output.pieces import MAX_TOKEN_ID, TokenPieces
 from shared.token_bytes import read_decoding_rule
 
 _TOKENS_AT_ONCE = 8192
+# What is no longer is encoded by the calling thread: some 0.2 ms, where to hand it over takes 0.02.
+_OWN_THREAD_CHARACTERS = 1024
 
 
 class TokenizerLoadError(Exception):
@@ -77,8 +79,11 @@ class Tokenizer:
             raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from error
         if self._backend is None:
             return self.hf.encode(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
-        # Unlike `encode`, it releases the lock: a megabyte would otherwise stop the event loop for seconds.
-        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        # Unlike `encode`, it releases the lock: a megabyte would otherwise stop the event loop for seconds. One text is
+        # encoded by the calling thread, and of two each by one of the library's. A thread that has just used its share
+        # of a core waits for the next, and the event loop with it where that thread has, or is promised, the lock.
+        texts = [text] if len(text) <= _OWN_THREAD_CHARACTERS else [text, ""]
+        return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0].ids
 
     def decode(
         self,

@@ -25,6 +25,7 @@ from services.frontend.generation import GenerationError
 from services.frontend.http.protocol import Protocol
 from services.frontend.http.state import FrontendState
 from services.frontend.settings import FrontendSettings
+from services.frontend.thread_priority import run_soon
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ class Server(uvicorn.Server):
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER_OBJECTS)
         sys.setswitchinterval(_THREAD_SECONDS)
+        run_soon()
         if self.started and self._settings.ready_file is not None:
             self._write_ready_file()
             self._loop.call_later(_SIGN_OF_LIFE_SECONDS, self._give_sign_of_life, self._settings.ready_file)

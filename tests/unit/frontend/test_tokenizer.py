@@ -32,7 +32,7 @@ def test_what_a_loaded_tokenizer_knows(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("make", [tokenizers_at_hand.deepseek, tokenizers_at_hand.sentencepiece_like])
 def test_encoding_is_that_of_transformers(make: object) -> None:
     tokenizer: Tokenizer = make()  # pyright: ignore[reportCallIssue]
-    for text in ("", "Hello world", "  spaces ", "北京<｜User｜>🙂", "<s>a</s>"):
+    for text in ("", "Hello world", "  spaces ", "北京<｜User｜>🙂", "<s>a</s>", " Hello 北京<s>🙂\n" * 500):
         for special in (True, False):
             ids = tokenizer.encode(text, add_special_tokens=special)
             assert ids == tokenizer.hf.encode(text, add_special_tokens=special)
@@ -127,6 +127,20 @@ def test_encoding_a_long_text_lets_other_threads_run(tokenizer: Tokenizer) -> No
             longest, last = max(longest, now - last), now
         took = time.perf_counter() - started
     assert longest < took / 2
+
+
+def test_a_long_text_is_encoded_by_threads_of_the_library(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that had worked so long would wait for a core with Python's lock in its hands."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    text = "the quick brown fox jumps over the lazy dog\n" * 20_000
+    began = time.thread_time()
+    expected = tokenizer.hf.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    at_once = time.thread_time() - began
+    began = time.thread_time()
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
+    assert time.thread_time() - began < at_once / 2
 
 
 def test_bytes_of_single_tokens_are_read_once(tokenizer: Tokenizer) -> None:

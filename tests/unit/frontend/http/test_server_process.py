@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from echo_app import parse_events
 from services.frontend.http.server import CannotListen, Server, bind
 from services.frontend.main import run, served_models
 from services.frontend.settings import FrontendSettings, ServedModel
+from services.frontend.thread_priority import SLICE_NANOSECONDS, run_soon, slice_nanoseconds
 
 ROOT = Path(__file__).parents[4]
 
@@ -64,6 +66,15 @@ def start(tokenizer_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Echo
         if server.process.poll() is None:
             server.process.kill()
         server.process.communicate(timeout=20)
+
+
+def test_its_event_loop_runs_soon_where_the_system_can(start):
+    taken: list[bool] = []
+    thread = threading.Thread(target=lambda: taken.append(run_soon()))
+    thread.start()
+    thread.join()
+    event_loop = start().process.pid  # the process's first thread
+    assert (slice_nanoseconds(event_loop) == SLICE_NANOSECONDS) == taken[0]
 
 
 def test_sigterm_lets_streams_run_to_their_end(start):
