@@ -29,16 +29,20 @@ def in_thread(work: Callable[[], object]) -> None:
 
 
 def test_the_thread_that_asks_runs_soon_and_those_that_it_starts_as_before() -> None:
-    usual = slice_nanoseconds()
+    slices: list[int] = []
+
+    def look() -> None:
+        slices.append(slice_nanoseconds())
 
     def check() -> None:
         taken = run_soon()
-        assert slice_nanoseconds() == (SLICE_NANOSECONDS if taken else usual)
-        in_thread(lambda: inherited.append(slice_nanoseconds()))
+        assert slice_nanoseconds() == (SLICE_NANOSECONDS if taken else slices[0])
+        in_thread(look)
 
-    inherited: list[int] = []
+    in_thread(look)
     in_thread(check)
-    assert inherited == [usual]
+    usual, inherited = slices
+    assert inherited == usual
 
 
 @on_linux
