@@ -9,11 +9,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.engine.grammars.compile_threads import CompileThreads
 from services.engine.grammars.matcher import GrammarMatcher
 from shared.grammars import InvalidGrammar, llguidance_grammar, parser_limits
 from shared.sampling_params import SamplingParams
@@ -58,7 +59,7 @@ class GrammarCompiler:
         self._folder = folder
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: CompileThreads | None = None
         self._table: tuple[Vocabulary, LLTokenizer] | None = None
         self._table_lock = threading.Lock()
         self._vocabulary_fault: tuple[str, float] | None = None  # and when to try again
@@ -84,7 +85,7 @@ class GrammarCompiler:
         compiled = compilation.matcher
         if compiled.done() and output:
             # To read a long output takes too long for the loop.
-            return self._pool().submit(lambda: self._matcher(compiled.result(), sampling, output))
+            return self._pool().submit(0, lambda: self._matcher(compiled.result(), sampling, output))
         made: Future[GrammarMatcher] = Future()
 
         def make(compiled: "Future[LLMatcher]") -> None:
@@ -108,11 +109,11 @@ class GrammarCompiler:
 
     def close(self) -> None:
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> CompileThreads:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
+            self._threads = CompileThreads(COMPILE_THREADS)
         return self._threads
 
     def _find(self, structured: StructuredOutput) -> _Compilation:
@@ -130,7 +131,8 @@ class GrammarCompiler:
         if known is None:
             self._characters += len(structured.value)
         # Those that failed are tried again: they cost no more than the first time.
-        compilation = self._compiled[key] = _Compilation(key, self._pool().submit(self._compile, structured))
+        matcher = self._pool().submit(len(structured.value), lambda: self._compile(structured))
+        compilation = self._compiled[key] = _Compilation(key, matcher)
         while len(self._compiled) > MAX_CACHED_GRAMMARS or (
             self._characters > MAX_CACHED_CHARACTERS and len(self._compiled) > 1
         ):

@@ -9,10 +9,9 @@ from bisect import insort
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from shared.grammar_turns import turn_of
+
 MAX_WAITING = 64
-# What a grammar takes grows with its length, as a rule: each lets those pass that come within a second for so many of
-# its characters, if they are that much shorter.
-CHARACTERS_PER_SECOND = 32 * 1024
 
 _Place = tuple[float, int, "asyncio.Future[None]"]
 
@@ -44,7 +43,7 @@ class QueueBySize:
     async def _wait(self, characters: int) -> None:
         loop = asyncio.get_running_loop()
         given: asyncio.Future[None] = loop.create_future()
-        place = (loop.time() + characters / CHARACTERS_PER_SECOND, next(self._numbers), given)
+        place = (turn_of(loop.time(), characters), next(self._numbers), given)
         insort(self._waiting, place)
         if len(self._waiting) > MAX_WAITING and not (last := self._waiting.pop()[2]).done():
             last.set_exception(TooManyWait)

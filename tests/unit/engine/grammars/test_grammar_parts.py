@@ -258,6 +258,17 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(held: Held) -> None:
     assert compiler.compile(abandoned, []).result(timeout=60).error is None  # it may come again
 
 
+def test_small_grammars_pass_large_ones(held: Held) -> None:
+    compiler, begun, release = held
+    values = [json.dumps([f"{name} " + "x" * size]) for name, size in (("large", 60_000), ("larger", 90_000))]
+    values += [json.dumps([f"small {number}"]) for number in range(3)]
+    waiting = [compiler.compile(SamplingParams(structured_output=constrain("choice", value)), []) for value in values]
+    release.set()
+    assert [future.result(timeout=60).error for future in waiting] == [None] * 5
+    # Of two threads, one may begin with its small one just after the other with a large one.
+    assert min(map(begun.index, values[:2])) >= 4
+
+
 def test_closed_it_compiles_nothing_that_has_not_begun(held: Held) -> None:
     compiler, begun, _ = held
     before = list(begun)

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from services.frontend.structured import queue_by_size as queue_module
-from services.frontend.structured.queue_by_size import CHARACTERS_PER_SECOND, QueueBySize, TooManyWait
+from services.frontend.structured.queue_by_size import QueueBySize, TooManyWait
+from shared.grammar_turns import CHARACTERS_PER_SECOND
 
 
 class Queue:
