@@ -43,14 +43,16 @@ class JsonSize:
 
 
 async def _may_be_over(body: bytes) -> bool:
-    """Whether it would be, were all of it JSON's own and no text. Of strings that end in a backslash half count."""
+    """Whether it would be, were all of it JSON's own and no text."""
     size = JsonSize()
     for start in range(0, len(body), _PART_BYTES):
         if start:
             await asyncio.sleep(0)
         end = start + _PART_BYTES
         size.add(body, start, end)
-        size.strings += (body.count(b'"', start, end) - body.count(b'\\"', start, end)) // 2
+        # A quote behind two backslashes ends a string that ends in one.
+        escaped = body.count(b'\\"', start, end) - body.count(b'\\\\"', start, end)
+        size.strings += (body.count(b'"', start, end) - escaped) // 2
     return size.is_over
 
 

@@ -169,10 +169,11 @@ def test_a_large_body_is_told_what_is_wrong_with_it(call: Call, body: bytes, mes
         b"[" + b",".join([b"1"] * (MAX_VALUES + 1)) + b"]",
         b'["' + b'","'.join([b"[]"] * (MAX_VALUES + 1)) + b'"]',
         b'{"a":' * (MAX_STRINGS + 2),
+        b"{" + b",".join([rb'"a\\":1'] * (MAX_STRINGS + 1)) + b"}",
         # A string that never ends hides nothing before it.
         b"[" + b",".join([b"[]"] * MAX_CONTAINERS) + b'"' + b" " * json_body.PART_BYTES,
     ],
-    ids=["objects", "nesting", "numbers", "strings", "names", "broken"],
+    ids=["objects", "nesting", "numbers", "strings", "names", "names with backslashes", "broken"],
 )
 def test_too_many_values_are_refused(body: bytes) -> None:
     with pytest.raises(ApiError, match="send fewer in one request"):
