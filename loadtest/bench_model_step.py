@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from loadtest.bench_engine_step import PHASES, profiled_kernels
+from loadtest.memory_read import MemoryReader
 from services.engine.executor.torch_executor import TorchExecutor
 from services.engine.model.cpu_threads import usable_threads
 from services.engine.model.kernels import load_kernels
@@ -54,11 +55,11 @@ def median_ms(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(times) * 1e3
 
 
-def read_rate() -> float:
+def read_rate(threads: int) -> float:
     """Bytes a second that this machine reads from memory, at best."""
-    data = torch.ones(64 * 1024 * 1024)
-    ways: tuple[Callable[[], object], ...] = (data.sum, data.amax, data.view(torch.int64).sum)
-    return data.nbytes / (min(median_ms(way, 3) for way in ways for _ in range(3)) / 1e3)
+    num_bytes = 256 * 1024 * 1024
+    reader = MemoryReader(num_bytes, threads)
+    return num_bytes / min(reader.seconds() for _ in range(9))
 
 
 def engine_step(executor: TorchExecutor, rows: int, context: int, new_tokens: int) -> Callable[[], object]:
@@ -135,7 +136,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     loaded = executor.loaded
     torch.set_num_threads(threads)  # an executor whose model brings its own threads leaves PyTorch but one
-    rate = read_rate()
+    rate = read_rate(threads)
     weights = sum(path.stat().st_size for path in Path(arguments.model).glob("*.safetensors"))
     weights = weights * loaded.dtype.itemsize // 2  # the checkpoints of this benchmark are in 16 bits
     token_bytes = block_bytes(loaded.model.kv_layers, 1, loaded.dtype)
