@@ -78,7 +78,14 @@ def run_part(name: str, flags: Sequence[str]) -> tuple[Any, str]:
 
 def run_bounded(command: Sequence[str], seconds: float) -> str:
     """What it prints. Nothing that it started outlives it. Raises CalledProcessError or TimeoutExpired."""
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+
+    def heed_interrupts() -> None:
+        """What a shell runs in the background ignores them, and so would the part."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_interrupts
+    ) as process:
         try:
             printed, _ = process.communicate(timeout=seconds)
         finally:

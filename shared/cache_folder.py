@@ -11,9 +11,9 @@ logger = logging.getLogger(__name__)
 def own_cache_folder(name: str) -> Path | None:
     """Made if need be. None where that cannot be (a read-only home, as containers have it), or where somebody else
     could put a program that this process would then run."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "tandem" / name
     try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(base) / "tandem" / name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
         foreign = status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -25,6 +25,6 @@ def own_cache_folder(name: str) -> Path | None:
             )
         elif os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
         pass
     return None

@@ -56,7 +56,8 @@ def slice_nanoseconds(thread: int = 0) -> int:
 
 
 def _attributes(thread: int = 0) -> _Attributes | None:
-    if sys.platform != "linux" or platform.machine() not in _SYSTEM_CALLS:
+    is_32_bit = sys.maxsize < 2**32  # where a 64-bit processor's system calls have other numbers
+    if sys.platform != "linux" or is_32_bit or platform.machine() not in _SYSTEM_CALLS:
         return None
     attributes = _Attributes()
     size = ctypes.c_uint(ctypes.sizeof(attributes))

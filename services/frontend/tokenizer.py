@@ -4,6 +4,7 @@ Wraps transformers' AutoTokenizer. Encoding goes to its fast backend directly, w
 threads at once; decoding is done by `output/detokenizer.py`, so that streamed and whole texts are the same.
 """
 
+import asyncio
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,10 @@ class Tokenizer:
             return self.hf.encode(text, add_special_tokens=add_special_tokens, truncation=False, verbose=False)
         # Unlike `encode`, it releases the lock: a megabyte would otherwise stop the event loop for seconds. One text is
         # encoded by the calling thread, and of two each by one of the library's. A thread that has just used its share
-        # of a core waits for the next, and the event loop with it where that thread has, or is promised, the lock.
-        texts = [text] if len(text) <= _OWN_THREAD_CHARACTERS else [text, ""]
+        # of a core waits for the next, and the event loop with it where that thread has, or is promised, the lock. The
+        # event loop's own thread would wait until one of the library's is free.
+        by_itself = len(text) <= _OWN_THREAD_CHARACTERS or _is_event_loop()
+        texts = [text] if by_itself else [text, ""]
         return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)[0].ids
 
     def decode(
@@ -175,3 +178,11 @@ class Tokenizer:
 
     def _in_model(self, token_id: int) -> bool:
         return self._backend.model.id_to_token(token_id) is not None
+
+
+def _is_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -27,8 +27,8 @@ class CompileThreads:
         """`characters`: how large the grammar is that `work` is about."""
         made: Future[Result] = Future()
         with self._lock:
+            self._pool.submit(self._run_next)  # first: closed, it takes no more
             heapq.heappush(self._waiting, (turn_of(time.monotonic(), characters), next(self._numbers), made, work))
-        self._pool.submit(self._run_next)
         return made
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class KVPool:
 
 
 def _pieces(tensors: list[Tensor]) -> Iterator[tuple[int, int]]:
-    """Addresses and sizes. The tensors must outlive the iterator."""
+    """Addresses and sizes; as long as there are more, the tensors stay."""
     places = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
     for start in range(0, max(size for _, size in places), PIECE_BYTES):
         for address, size in places:

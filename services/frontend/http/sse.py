@@ -118,4 +118,4 @@ class EventStream(Response):
 
 
 def _has_output(delta: Delta) -> bool:
-    return delta.completion_tokens > 0 or delta.finish_reason is not None
+    return delta.error is None and (delta.completion_tokens > 0 or delta.finish_reason is not None)

@@ -28,7 +28,8 @@ class AnswerTokens:
         num_known = len(self._token_ids) if parser.done else parser.num_known - self._num_passed
         first = min(max(parser.num_before_answer - self._num_passed, 0), num_known)
         shown = self._token_ids[first:num_known]
-        shown_logprobs = None if logprobs is None else self._logprobs[first:num_known]
+        # What was kept back may come out in a step without any.
+        shown_logprobs = self._logprobs[first:num_known] or (None if logprobs is None else [])
         del self._token_ids[:num_known], self._logprobs[:num_known]
         self._num_passed += num_known
         return shown, shown_logprobs

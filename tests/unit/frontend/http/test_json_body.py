@@ -110,6 +110,12 @@ def test_numbers_stay_as_they_were_sent_and_are_known_to_be_whole(first: object,
         assert token_ids is as_token_ids(read_numbers)  # made once, in parts
 
 
+def test_names_that_end_in_backslashes_are_counted() -> None:
+    names = json.dumps({f"{number}\\": number for number in range(json_body.MAX_VALUES_AT_ONCE + 1)})
+    with pytest.raises(ApiError, match="of more than"):
+        read(f'{{"logit_bias": {names}}}'.encode())
+
+
 def test_a_list_that_is_ids_and_more_is_none() -> None:
     for value in ([True], [1, "1"], [1.0, None], [[1]], [float("inf")], [float("nan"), 1], "12", {"1": 1}, None, 5):
         assert as_token_ids(value) is None

@@ -98,9 +98,10 @@ def test_hidden_reasoning_takes_its_tokens_along(tokenizer: Tokenizer, data: st.
             if processor.accept(RequestOutput(1, list(step), logprobs=logprobs)):
                 break
         else:
-            processor.accept(RequestOutput(1, [], finish_reason=FinishReason.LENGTH, logprobs=[]))
+            processor.accept(RequestOutput(1, [], finish_reason=FinishReason.LENGTH, logprobs=of_the_end))
         return drain(collector)
 
+    of_the_end: list[TokenLogprobs] | None = data.draw(st.sampled_from([None, []])) if ids else []
     shown, hidden = run(each(ids), False), run(each(ids), True)
     assert run([ids], True) == run(cut(data.draw, ids), True) == hidden
     assert (hidden.content, hidden.reasoning_tokens, hidden.finish_reason, hidden.completion_tokens) == (
