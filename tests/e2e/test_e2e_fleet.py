@@ -187,8 +187,13 @@ def test_ingress_streams_and_keeps_metrics_inside(fleet: Fleet) -> None:
     assert httpx.get(f"{fleet.url}/v1/models").status_code == 401
     arrivals = []
     with OpenAI(base_url=f"{fleet.url}/v1", api_key=fleet.api_key) as client:
+        # Long enough to be told from what comes at once, however fast the engine is and whatever it would say.
         for chunk in client.chat.completions.create(
-            model="smollm2", messages=[{"role": "user", "content": "Count to ten."}], max_tokens=20, stream=True
+            model="smollm2",
+            messages=[{"role": "user", "content": "Count to ten."}],
+            max_tokens=100,
+            stream=True,
+            extra_body={"ignore_eos": True},
         ):
             if chunk.choices and chunk.choices[0].delta.content:
                 arrivals.append(time.monotonic())
