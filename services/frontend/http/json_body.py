@@ -13,7 +13,7 @@ import msgspec
 from pydantic_core import from_json
 
 from services.frontend.http.errors import bad_request
-from services.frontend.http.json_size import check_json_size
+from services.frontend.http.json_size import check_json_size, count_strings
 from services.frontend.http.turns import Turns
 
 # What is no longer than this is parsed at once, in well under a millisecond.
@@ -115,8 +115,7 @@ async def _read(text: bytes, turns: Turns, name: str, level: int = 1) -> Any:
     is_object = text.startswith(b"{")
     if has_many_commas:
         # In an object they may be a text's, or those of a list of numbers.
-        # A quote behind two backslashes ends a name that ends in one.
-        num_names = (text.count(b'"') - text.count(b'\\"') + text.count(b'\\\\"')) // 2
+        num_names = count_strings(text)
         if num_names >= MAX_VALUES_AT_ONCE or not is_object or level == _MAX_LEVELS:
             message = f"has an object, or a list of this and that, of more than {MAX_VALUES_AT_ONCE} values"
             raise bad_request(f"{name[:64]} {message}", name[:64])

@@ -42,6 +42,12 @@ class JsonSize:
         self.commas += body.count(b",", start, end)
 
 
+def count_strings(text: bytes, start: int = 0, end: int | None = None) -> int:
+    """About how many strings there are: a quote behind two backslashes ends one that ends in a backslash."""
+    escaped = text.count(b'\\"', start, end) - text.count(b'\\\\"', start, end)
+    return (text.count(b'"', start, end) - escaped) // 2
+
+
 async def _may_be_over(body: bytes) -> bool:
     """Whether it would be, were all of it JSON's own and no text."""
     size = JsonSize()
@@ -50,9 +56,7 @@ async def _may_be_over(body: bytes) -> bool:
             await asyncio.sleep(0)
         end = start + _PART_BYTES
         size.add(body, start, end)
-        # A quote behind two backslashes ends a string that ends in one.
-        escaped = body.count(b'\\"', start, end) - body.count(b'\\\\"', start, end)
-        size.strings += (body.count(b'"', start, end) - escaped) // 2
+        size.strings += count_strings(body, start, end)
     return size.is_over
 
 
